@@ -1,0 +1,2 @@
+//! What the guest can poke.
+#![forbid(unsafe_code)]

@@ -1,0 +1,2 @@
+//! The `clocklab` command.
+fn main() {}

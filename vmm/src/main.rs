@@ -1,0 +1,2 @@
+//! The `vmm` command.
+fn main() {}
