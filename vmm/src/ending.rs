@@ -1,0 +1,69 @@
+//! How a run ends, and the exit code that tells.
+
+use std::fmt;
+
+/// Why the machine stopped.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ending {
+    /// The guest powered itself off.
+    PowerOff,
+    /// The guest asked for a reset (ACPI reset register or keyboard controller).
+    Reboot,
+    /// The guest triple-faulted.
+    TripleFault,
+    /// The guest's kernel told pvpanic that it panicked.
+    GuestPanic,
+    /// A file or an argument did not do: found only after the machine was made.
+    Refused(String),
+    /// `--timeout` ran out.
+    Timeout,
+    /// KVM could not go on; the text has RIP and the instruction bytes.
+    KvmInternalError(String),
+    /// A part of this program failed.
+    VmmFailure(String),
+    /// A person asked: `Ctrl-A x` or `quit` on the control socket.
+    Quit,
+    /// A signal asked us to end.
+    Signal(i32),
+}
+
+impl Ending {
+    /// The process's exit code; the README's table.
+    pub fn code(&self) -> i32 {
+        match self {
+            Ending::PowerOff | Ending::Quit => 0,
+            Ending::Reboot => 32,
+            Ending::TripleFault => 33,
+            Ending::GuestPanic => 34,
+            Ending::Refused(_) => 35,
+            Ending::Timeout => 36,
+            Ending::KvmInternalError(_) => 37,
+            Ending::VmmFailure(_) => 38,
+            Ending::Signal(number) => 128 + number,
+        }
+    }
+
+    /// Whether a person should be told on stderr even without `-v`.
+    pub fn is_failure(&self) -> bool {
+        !matches!(
+            self,
+            Ending::PowerOff | Ending::Quit | Ending::Reboot | Ending::Signal(_)
+        )
+    }
+}
+
+impl fmt::Display for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Ending::PowerOff => write!(f, "the guest powered off"),
+            Ending::Reboot => write!(f, "the guest asked for a reset"),
+            Ending::TripleFault => write!(f, "the guest triple-faulted"),
+            Ending::GuestPanic => write!(f, "the guest's kernel panicked"),
+            Ending::Refused(line) | Ending::VmmFailure(line) => write!(f, "{line}"),
+            Ending::Timeout => write!(f, "the time given by --timeout is over"),
+            Ending::KvmInternalError(line) => write!(f, "KVM internal error: {line}"),
+            Ending::Quit => write!(f, "told to quit"),
+            Ending::Signal(number) => write!(f, "ended by signal {number}"),
+        }
+    }
+}

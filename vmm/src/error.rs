@@ -1,0 +1,17 @@
+//! Failures a person can act on.
+
+/// One line: what failed, on what, and what to change. Ends the process with
+/// exit code 35.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Error(String);
+
+/// A result whose failure is one line for a person.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// Takes the line, without a final full stop and without `vmm:` before it.
+    pub fn new(line: impl Into<String>) -> Self {
+        Self(line.into())
+    }
+}

@@ -1,0 +1,87 @@
+//! The Hyper-V clock in user space: MSR accesses that the filter sends here.
+
+use crate::memory::{self, GuestMemory};
+use crate::overlay::{Kind, Overlays};
+use crate::timeline::Timeline;
+use pvclock::hyperv::{
+    Effect, Features, Frequencies, MsrRead, MsrWrite, Partition, VirtualProcessor,
+    read_time_ref_count,
+};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Frequency of KVM's local APIC timer before its divider, in Hz (KVM API,
+/// KVM_CAP_X86_APIC_BUS_CYCLES_NS: 1 ns by default).
+pub const APIC_HZ: u64 = 1_000_000_000;
+
+/// What all vCPUs of a machine share of the interface.
+#[derive(Debug)]
+pub struct HyperV {
+    features: Features,
+    timeline: Arc<Timeline>,
+    memory: GuestMemory,
+    /// Taken for the rare accesses that change the partition, never for the counter.
+    shared: Mutex<Shared>,
+    processors: Vec<Mutex<VirtualProcessor>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    partition: Partition,
+    overlays: Overlays,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl HyperV {
+    /// A partition after reset, with this many virtual processors.
+    pub fn new(
+        features: Features,
+        cpus: u32,
+        timeline: Arc<Timeline>,
+        memory: GuestMemory,
+    ) -> Self {
+        let frequencies = Frequencies { tsc_hz: timeline.clock().tsc_hz(), apic_hz: APIC_HZ };
+        let shared = Shared {
+            partition: Partition::new(features, frequencies),
+            overlays: Overlays::new(memory.clone()),
+        };
+        let processors =
+            (0..cpus).map(|index| Mutex::new(VirtualProcessor::new(features, index))).collect();
+        Self { features, timeline, memory, shared: Mutex::new(shared), processors }
+    }
+
+    /// RDMSR on vCPU `index`.
+    pub fn read_msr(&self, index: usize, msr: u32) -> MsrRead {
+        read_time_ref_count(&self.features, msr, || self.timeline.now())
+            .or_else(|| lock(&self.processors[index]).read_msr(msr))
+            .or_else(|| lock(&self.shared).partition.read_msr(msr))
+    }
+
+    /// WRMSR on vCPU `index`.
+    pub fn write_msr(&self, index: usize, msr: u32, value: u64) -> MsrWrite {
+        lock(&self.processors[index]).write_msr(msr, value, self.timeline.now()).or_else(|| {
+            let mut shared = lock(&self.shared);
+            let written = shared
+                .partition
+                .write_msr(msr, value, |gpa| memory::is_ram_page(&self.memory, gpa));
+            if let MsrWrite::Handled(Some(effect)) = written {
+                shared.apply(effect, &self.timeline);
+            }
+            written
+        })
+    }
+}
+
+impl Shared {
+    fn apply(&mut self, effect: Effect, timeline: &Timeline) {
+        let (kind, page) = match effect {
+            Effect::HypercallPage(page) => (Kind::Hypercall, page),
+            Effect::ReferenceTscPage(page) => (Kind::ReferenceTsc, page),
+            // Neither comes from the partition while no invariant TSC is offered.
+            Effect::Timer | Effect::InvariantTsc(_) => return,
+        };
+        self.overlays.shift(kind, page.from, page.to, &timeline.clock());
+    }
+}

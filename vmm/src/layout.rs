@@ -1,0 +1,72 @@
+//! Where things are: guest-physical addresses, ports and interrupt lines.
+//!
+//! ```text
+//! 0000_0500  GDT                        000e_0000  ACPI tables (RSDP first)
+//! 0000_7000  boot parameters            0010_0000  high memory: kernel, initrd
+//! 0000_9000  identity page tables       c000_0000  hole: IOAPIC, HPET, LAPIC, TSS
+//! 0002_0000  command line               1_0000_0000  memory above the hole
+//! ```
+
+/// Global descriptor table used until the guest loads its own.
+pub const GDT: u64 = 0x500;
+/// The zero page of the Linux boot protocol.
+pub const BOOT_PARAMS: u64 = 0x7000;
+/// Four-level tables that map the first 4 GiB one to one with 2 MiB pages.
+pub const PAGE_TABLES: u64 = 0x9000;
+/// The kernel command line; one page longer than any kernel's `cmdline_size`.
+pub const CMDLINE: u64 = 0x2_0000;
+/// Bytes between [`CMDLINE`] and the end of conventional memory.
+pub const CMDLINE_SPACE: u64 = 0x1_0000;
+/// End of conventional memory reported to the guest (extended BIOS data area).
+pub const EBDA: u64 = 0x9_fc00;
+/// ACPI tables, in the range that a guest scans for the RSDP (ACPI 6.5 §5.2.5.1).
+pub const ACPI_TABLES: u64 = 0xe_0000;
+/// First byte of high memory, and the end of the ACPI area.
+pub const HIGH_MEMORY: u64 = 0x10_0000;
+/// Start of the hole below 4 GiB in which memory-mapped devices live.
+pub const HOLE_START: u64 = 0xc000_0000;
+/// End of that hole.
+pub const HOLE_END: u64 = 0x1_0000_0000;
+
+/// I/O APIC registers (in KVM).
+pub const IOAPIC: u64 = 0xfec0_0000;
+/// HPET registers.
+pub const HPET: u64 = 0xfed0_0000;
+/// Bytes of HPET registers (IA-PC HPET 1.0a §2.3.1).
+pub const HPET_SIZE: u64 = 0x400;
+/// Local APIC registers (in KVM).
+pub const LAPIC: u64 = 0xfee0_0000;
+/// Page that KVM needs for real mode on VMX hosts.
+pub const IDENTITY_MAP: u64 = 0xfffb_c000;
+/// Three pages that KVM needs for real mode on VMX hosts.
+pub const KVM_TSS: usize = 0xfffb_d000;
+
+/// First serial port.
+pub const COM1: u64 = 0x3f8;
+/// Serial line of [`COM1`].
+pub const COM1_GSI: u32 = 4;
+/// Keyboard controller: data at 0x60, command and status at 0x64.
+pub const I8042: u64 = 0x60;
+/// CMOS index and data ports.
+pub const CMOS: u64 = 0x70;
+/// pvpanic event port.
+pub const PVPANIC: u64 = 0x505;
+/// ACPI PM1a event block, 4 bytes.
+pub const PM1_EVENT: u64 = 0x600;
+/// ACPI PM1a control block, 2 bytes.
+pub const PM1_CONTROL: u64 = 0x604;
+/// ACPI PM timer, 4 bytes.
+pub const PM_TIMER: u64 = 0x608;
+/// ACPI reset register.
+pub const RESET: u64 = 0xcf9;
+/// Value that the reset register takes.
+pub const RESET_VALUE: u8 = 6;
+/// SLP_TYP value of the soft-off state, as `_S5` in the DSDT says.
+pub const SLEEP_TYPE_S5: u8 = 5;
+/// I/O APIC pin of the PIT (ISA IRQ 0), and of HPET timer 0 in legacy
+/// replacement mode.
+pub const PIT_GSI: u32 = 2;
+/// ACPI system control interrupt.
+pub const SCI_GSI: u32 = 9;
+/// Input pins of the I/O APIC.
+pub const IOAPIC_PINS: u32 = 24;
