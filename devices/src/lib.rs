@@ -9,6 +9,7 @@ pub mod bus;
 pub mod clock;
 pub mod debug_exit;
 pub mod i8042;
+pub mod marks;
 pub mod pm;
 pub mod pvpanic;
 pub mod rtc;

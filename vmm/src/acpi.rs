@@ -4,8 +4,8 @@
 //! initialisation on machines that are.
 
 use crate::layout::{
-    ACPI_TABLES, CMOS, COM1, COM1_GSI, HIGH_MEMORY, HPET, HPET_SIZE, IOAPIC, LAPIC, PIT_GSI, PM_TIMER,
-    PM1_CONTROL, PM1_EVENT, RESET, RESET_VALUE, SCI_GSI, SLEEP_TYPE_S5,
+    ACPI_TABLES, CMOS, COM1, COM1_GSI, HIGH_MEMORY, HPET, HPET_SIZE, IOAPIC, LAPIC, PIT_GSI,
+    PM_TIMER, PM1_CONTROL, PM1_EVENT, RESET, RESET_VALUE, SCI_GSI, SLEEP_TYPE_S5,
 };
 use crate::memory::GuestMemory;
 use crate::topology::Topology;
@@ -49,8 +49,7 @@ pub fn write(memory: &GuestMemory, machine: &Machine) -> Result<(), String> {
     let mut area = Area { memory, next: ACPI_TABLES + 64 };
     let dsdt = area.place(&dsdt(machine))?;
     let facs = area.place(&bytes_of(&FACS::new()))?;
-    let mut tables =
-        vec![area.place(&fadt(dsdt, facs))?, area.place(&madt(&machine.topology))?];
+    let mut tables = vec![area.place(&fadt(dsdt, facs))?, area.place(&madt(&machine.topology))?];
     if let Some(id) = machine.hpet_id {
         tables.push(area.place(&hpet(id))?);
     }
@@ -136,8 +135,7 @@ fn fadt(dsdt: u64, facs: u64) -> Vec<u8> {
 
 /// A table: the common header (§5.2.6) and `body`.
 fn table(signature: &[u8; 4], revision: u8, body: &[u8]) -> Vec<u8> {
-    let mut table =
-        Sdt::new(*signature, SDT_HEADER, revision, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
+    let mut table = Sdt::new(*signature, SDT_HEADER, revision, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
     table.append_slice(body);
     table.as_slice().to_vec()
 }
@@ -242,7 +240,8 @@ mod tests {
 
     #[test]
     fn every_table_is_reachable_and_sums_to_zero() {
-        for (cpus, hpet, expected) in [(1, None, 2), (40, Some(0x8086_a201), 3), (1024, Some(1), 3)] {
+        for (cpus, hpet, expected) in [(1, None, 2), (40, Some(0x8086_a201), 3), (1024, Some(1), 3)]
+        {
             let (memory, written) = machine(cpus, hpet);
             written.unwrap();
             let rsdp = read(&memory, ACPI_TABLES, 36);

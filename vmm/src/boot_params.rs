@@ -53,8 +53,8 @@ pub fn write(
     }
     let map = e820(memory_bytes);
     params.e820_entries = map.len() as u8;
-    for (entry, (addr, size, type_)) in params.e820_table.iter_mut().zip(map) {
-        *entry = boot_e820_entry { addr, size, type_ };
+    for (entry, (addr, size, r#type)) in params.e820_table.iter_mut().zip(map) {
+        *entry = boot_e820_entry { addr, size, r#type };
     }
     LinuxBootConfigurator::write_bootparams(
         &BootParams::new(&params, GuestAddress(BOOT_PARAMS)),

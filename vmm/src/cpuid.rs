@@ -90,7 +90,8 @@ impl Template {
                 // Deterministic cache parameters: how many ids share each cache.
                 (4 | 0x8000_001d, _) if entry.eax & 0x1f != 0 => {
                     let level = entry.eax >> 5 & 7;
-                    let sharing = if level >= 3 { 1 << t.package_bits() } else { 1 << t.thread_bits() };
+                    let sharing =
+                        if level >= 3 { 1 << t.package_bits() } else { 1 << t.thread_bits() };
                     entry.eax = entry.eax & !(0xfff << 14) | ((sharing - 1) & 0xfff) << 14;
                     if entry.function == 4 {
                         let cores = (1u32 << (t.package_bits() - t.thread_bits())).min(64);
@@ -103,7 +104,8 @@ impl Template {
                 }
                 // AMD: threads in the package and width of its part of the id.
                 (0x8000_0008, _) => {
-                    entry.ecx = entry.ecx & !0xf0ff | (per_package - 1).min(255) | t.package_bits() << 12;
+                    entry.ecx =
+                        entry.ecx & !0xf0ff | (per_package - 1).min(255) | t.package_bits() << 12;
                 }
                 // AMD: extended id, threads per core and core number, one node a socket.
                 (0x8000_001e, _) => {
@@ -193,8 +195,7 @@ mod tests {
 
     #[test]
     fn one_hypervisor_shows_itself() {
-        let ours =
-            [CpuidLeaf { function: 0x4000_0000, eax: 0x4000_0006, ebx: 1, ecx: 2, edx: 3 }];
+        let ours = [CpuidLeaf { function: 0x4000_0000, eax: 0x4000_0006, ebx: 1, ecx: 2, edx: 3 }];
         let t = Topology::one_socket(1);
         let with = Template::new(&host(), t, false, Some(&ours)).for_vcpu(0).unwrap();
         assert_eq!(find(&with, 0x4000_0000, 0).eax, 0x4000_0006);

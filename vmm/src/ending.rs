@@ -45,10 +45,7 @@ impl Ending {
 
     /// Whether a person should be told on stderr even without `-v`.
     pub fn is_failure(&self) -> bool {
-        !matches!(
-            self,
-            Ending::PowerOff | Ending::Quit | Ending::Reboot | Ending::Signal(_)
-        )
+        !matches!(self, Ending::PowerOff | Ending::Quit | Ending::Reboot | Ending::Signal(_))
     }
 }
 

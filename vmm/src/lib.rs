@@ -1,1 +1,31 @@
-//! The machine.
+//! The machine: the only crate with unsafe code and KVM.
+//!
+//! [`machine`] builds and runs it; [`vcpu`] is the loop around KVM_RUN;
+//! [`timeline`] is the one source of the guest's time.
+
+pub mod acpi;
+pub mod boot_params;
+pub mod cli;
+pub mod console;
+pub mod cpuid;
+pub mod ending;
+pub mod error;
+pub mod events;
+pub mod host;
+pub mod hyperv;
+pub mod input;
+pub mod irqchip;
+pub mod layout;
+pub mod lifecycle;
+pub mod loader;
+pub mod machine;
+pub mod marks;
+pub mod memory;
+pub mod msr_filter;
+pub mod overlay;
+pub mod registers;
+pub mod stats;
+pub mod timeline;
+pub mod topology;
+pub mod tsc;
+pub mod vcpu;

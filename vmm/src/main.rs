@@ -1,2 +1,62 @@
-//! The `vmm` command.
-fn main() {}
+//! The `vmm` command: reads its arguments, runs a machine, and tells by its exit
+//! code how that ended. The guest's console is stdout's; our words are stderr's.
+
+use std::process::exit;
+use vmm::cli::{self, Cli, Command, Refusal};
+use vmm::ending::Ending;
+use vmm::error::Result;
+use vmm::machine::Machine;
+use vmm::marks::Marks;
+
+fn main() {
+    let marks = Marks::start();
+    let cli = match cli::parse(std::env::args_os()) {
+        Ok(cli) => cli,
+        Err(Refusal::Help(text)) => {
+            let _ = text.print();
+            exit(0);
+        }
+        Err(Refusal::Wrong(line)) => refuse(&line.to_string()),
+    };
+    start_log(cli.verbose);
+    match &cli.command {
+        Some(Command::Doctor { json: _ }) => refuse("doctor: not here yet"),
+        None => match run(&cli, marks) {
+            Ok(ending) => {
+                if ending.is_failure() {
+                    eprintln!("vmm: {ending}");
+                } else {
+                    log::info!("{ending}");
+                }
+                exit(ending.code());
+            }
+            Err(line) => refuse(&line.to_string()),
+        },
+    }
+}
+
+fn run(cli: &Cli, marks: Marks) -> Result<Ending> {
+    cli::check(&cli.run)?;
+    Machine::build(&cli.run, marks)?.run(&cli.run)
+}
+
+fn refuse(line: &str) -> ! {
+    eprintln!("vmm: {line}");
+    exit(Ending::Refused(String::new()).code());
+}
+
+fn start_log(verbose: u8) {
+    let level = match verbose {
+        0 => log::LevelFilter::Warn,
+        1 => log::LevelFilter::Info,
+        2 => log::LevelFilter::Debug,
+        _ => log::LevelFilter::Trace,
+    };
+    env_logger::Builder::new()
+        .filter_level(level)
+        .format(|out, record| {
+            use std::io::Write;
+            writeln!(out, "vmm: {}", record.args())
+        })
+        .init();
+}

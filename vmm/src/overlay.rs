@@ -58,7 +58,13 @@ impl Overlays {
     }
 
     /// Moves an overlay; `from` and `to` are whole RAM pages.
-    pub fn shift(&mut self, kind: Kind, from: Option<u64>, to: Option<u64>, clock: &ReferenceClock) {
+    pub fn shift(
+        &mut self,
+        kind: Kind,
+        from: Option<u64>,
+        to: Option<u64>,
+        clock: &ReferenceClock,
+    ) {
         if let Some(gpa) = from {
             self.uncover(kind, gpa, clock);
         }

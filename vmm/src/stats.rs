@@ -91,8 +91,15 @@ pub enum Access {
 }
 
 const REASONS: [&str; 9] = [
-    "port_read", "port_write", "mmio_read", "mmio_write", "msr_read", "msr_write", "halt",
-    "interrupted", "other",
+    "port_read",
+    "port_write",
+    "mmio_read",
+    "mmio_write",
+    "msr_read",
+    "msr_write",
+    "halt",
+    "interrupted",
+    "other",
 ];
 
 impl Subject {
@@ -138,8 +145,12 @@ impl VcpuStats {
     pub fn record(&self, subject: Subject, cycles: u64) {
         self.reasons[subject.reason()].add(cycles);
         let (access, row) = match subject {
-            Subject::Port(access, range) => (access, self.ports.get(range.unwrap_or(self.ports.len() - 1))),
-            Subject::Mmio(access, range) => (access, self.mmio.get(range.unwrap_or(self.mmio.len() - 1))),
+            Subject::Port(access, range) => {
+                (access, self.ports.get(range.unwrap_or(self.ports.len() - 1)))
+            }
+            Subject::Mmio(access, range) => {
+                (access, self.mmio.get(range.unwrap_or(self.mmio.len() - 1)))
+            }
             Subject::Msr(access, index) => (access, self.msrs.get(self.msr_row(index))),
             Subject::Halt | Subject::Interrupted | Subject::Other => return,
         };
@@ -225,7 +236,8 @@ pub fn gather<'a>(
     let device_rows = |names: Vec<&str>, pick: fn(&VcpuStats) -> &[Pair]| {
         let mut rows = Vec::new();
         for (i, name) in names.into_iter().chain(["unclaimed"]).enumerate() {
-            let mut row = Row { name: name.into(), reads: Count::default(), writes: Count::default() };
+            let mut row =
+                Row { name: name.into(), reads: Count::default(), writes: Count::default() };
             for vcpu in vcpus {
                 row.reads.add(pick(vcpu)[i].reads.snapshot(tsc_hz));
                 row.writes.add(pick(vcpu)[i].writes.snapshot(tsc_hz));
@@ -274,11 +286,19 @@ mod tests {
         stats[0].record(Subject::Port(Access::Write, Some(0)), 10);
         stats[0].record(Subject::Port(Access::Read, None), 10);
         stats[0].record(Subject::Halt, 10);
-        let all = gather(&[&stats[0], &stats[1]], ["serial"].into_iter(), ["hpet"].into_iter(), 1_000_000_000);
+        let all = gather(
+            &[&stats[0], &stats[1]],
+            ["serial"].into_iter(),
+            ["hpet"].into_iter(),
+            1_000_000_000,
+        );
         assert_eq!(all.msrs.len(), 2);
         assert_eq!(all.msrs[0].name, "0x40000020");
         assert_eq!(all.msrs[0].reads, Count { count: 2, total_ns: 4000 });
-        assert_eq!(all.ports.iter().map(|r| r.name.as_str()).collect::<Vec<_>>(), ["serial", "unclaimed"]);
+        assert_eq!(
+            all.ports.iter().map(|r| r.name.as_str()).collect::<Vec<_>>(),
+            ["serial", "unclaimed"]
+        );
         assert!(all.mmio.is_empty());
         assert_eq!(all.reasons["halt"]["count"], 1);
         assert_eq!(all.vcpus[1]["msr_read"], 1);

@@ -14,6 +14,18 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use pvclock::hyperv::{MsrRead, MsrWrite};
+use vmm_sys_util::ioctl::ioctl_with_ref;
+
+mod ioctl {
+    #![allow(missing_docs)] // the macro's function takes no comment
+    // kvm-ioctls has this call for vCPUs of other architectures only.
+    vmm_sys_util::ioctl_iow_nr!(
+        KVM_SET_DEVICE_ATTR,
+        kvm_bindings::KVMIO,
+        0xe1,
+        kvm_bindings::kvm_device_attr
+    );
+}
 
 /// Everything that an exit may concern.
 pub struct Peripherals {
@@ -134,7 +146,9 @@ pub fn place_tsc(vcpu: &VcpuFd, offset: u64) -> Result<u64, TscUnknown> {
         addr: &raw const offset as u64,
         flags: 0,
     };
-    let _ = vcpu.set_device_attr(&attribute);
+    // SAFETY: the attribute is plain data, and `addr` points at a live u64, the
+    // type that this attribute reads (KVM API, KVM_VCPU_TSC_OFFSET).
+    unsafe { ioctl_with_ref(vcpu, ioctl::KVM_SET_DEVICE_ATTR(), &attribute) };
     let before = tsc::read_ordered();
     let guest = read_tsc(vcpu).ok_or(TscUnknown)?;
     let after = tsc::read_ordered();

@@ -43,9 +43,7 @@ pub(super) fn load(
 /// Reads the setup header and checks it against the file.
 fn parse(head: &[u8], length: u64) -> Result<setup_header, String> {
     let size = size_of::<setup_header>();
-    let bytes = head
-        .get(HEADER..HEADER + size)
-        .ok_or("is cut short inside its setup header")?;
+    let bytes = head.get(HEADER..HEADER + size).ok_or("is cut short inside its setup header")?;
     let mut header = setup_header::default();
     header.as_mut_slice().copy_from_slice(bytes);
     let (version, xloadflags) = (header.version, header.xloadflags);
@@ -59,7 +57,7 @@ fn parse(head: &[u8], length: u64) -> Result<setup_header, String> {
             version & 0xff
         ));
     }
-    if u32::from(xloadflags) & XLF_KERNEL_64 == 0 {
+    if xloadflags & XLF_KERNEL_64 == 0 {
         return Err("is a 32-bit kernel; accepted are kernels with a 64-bit entry".into());
     }
     // setup_sects 0 means 4, for the sake of very old kernels.
@@ -84,7 +82,8 @@ fn place(header: &setup_header, low_end: u64) -> Result<u64, String> {
         if !alignment.is_power_of_two() {
             return Err("has a damaged header: kernel_alignment is no power of two".into());
         }
-        let fits = |at: &u64| at.checked_add(u64::from(header.init_size)).is_some_and(|e| e <= low_end);
+        let fits =
+            |at: &u64| at.checked_add(u64::from(header.init_size)).is_some_and(|e| e <= low_end);
         let lowest = HIGH_MEMORY.next_multiple_of(alignment);
         Some(preferred).filter(|at| *at >= HIGH_MEMORY).filter(fits).unwrap_or(lowest)
     };
@@ -113,7 +112,7 @@ mod tests {
             header: 0x5372_6448,
             version: 0x020f,
             loadflags: LOADED_HIGH,
-            xloadflags: XLF_KERNEL_64 as u16,
+            xloadflags: XLF_KERNEL_64,
             cmdline_size: 2047,
             initrd_addr_max: 0x7fff_ffff,
             relocatable_kernel: 1,

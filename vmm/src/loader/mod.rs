@@ -76,7 +76,8 @@ enum Image {
 
 impl Image {
     fn of(head: &[u8]) -> Self {
-        let at = |offset: usize, magic: &[u8]| head.get(offset..offset + magic.len()) == Some(magic);
+        let at =
+            |offset: usize, magic: &[u8]| head.get(offset..offset + magic.len()) == Some(magic);
         if at(0, b"\x7fELF") {
             return match (head.get(4), head.get(18)) {
                 (Some(2), Some(62)) => Image::Elf64,

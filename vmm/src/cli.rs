@@ -1,0 +1,200 @@
+//! The command line.
+
+use crate::error::{Error, Result};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Boots a kernel under KVM with the clock of your choice.
+#[derive(Debug, Parser)]
+#[command(name = "vmm", version, max_term_width = 100, args_conflicts_with_subcommands = true)]
+pub struct Cli {
+    /// What to do instead of booting.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    /// What to boot.
+    #[command(flatten)]
+    pub run: RunOptions,
+    /// Say more on stderr: -v what is done, -vv every detail
+    #[arg(short, long, action = clap::ArgAction::Count, global = true)]
+    pub verbose: u8,
+}
+
+/// What to do instead of booting.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Measure what this host can do
+    Doctor {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// A machine, as the command line describes it.
+#[derive(Debug, Clone, Args)]
+pub struct RunOptions {
+    /// Kernel: a bzImage, or a 64-bit ELF image
+    #[arg(short, long, value_name = "FILE")]
+    pub kernel: Option<PathBuf>,
+    /// Initial RAM disk
+    #[arg(short, long, value_name = "FILE")]
+    pub initrd: Option<PathBuf>,
+    /// Kernel command line
+    #[arg(long, alias = "append", value_name = "TEXT", default_value = "console=ttyS0")]
+    pub cmdline: String,
+    /// Number of vCPUs
+    #[arg(short, long, value_name = "N", default_value_t = 1)]
+    pub cpus: u32,
+    /// Guest memory: a number with K, M or G; M if bare
+    #[arg(short, long, value_name = "SIZE", default_value = "512M", value_parser = memory_size)]
+    pub memory: u64,
+    /// Give the guest the Hyper-V reference TSC page and counter
+    #[arg(long)]
+    pub hv_tsc_page: bool,
+    /// Give the guest the Hyper-V reference counter MSR, without the page
+    #[arg(long)]
+    pub hv_ref_counter: bool,
+    /// Whose Hyper-V clock: ours, or the host KVM's (auto = user)
+    #[arg(long, value_name = "WHO", value_enum, default_value_t = HvImpl::Auto)]
+    pub hv_impl: HvImpl,
+    /// End the guest after this many seconds (exit code 36)
+    #[arg(long, value_name = "SECS", value_parser = seconds)]
+    pub timeout: Option<Duration>,
+    /// Write exit counts and times there as JSON
+    #[arg(long, value_name = "FILE")]
+    pub stats: Option<PathBuf>,
+}
+
+/// Who serves the Hyper-V clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum HvImpl {
+    /// This program.
+    User,
+    /// The host's KVM.
+    Kernel,
+    /// `user`.
+    Auto,
+}
+
+impl RunOptions {
+    /// Whether any Hyper-V interface is shown to the guest.
+    pub fn hyperv(&self) -> bool {
+        self.hv_tsc_page || self.hv_ref_counter
+    }
+}
+
+/// Reads a size in bytes from a number with an optional K, M or G; M if bare.
+fn memory_size(text: &str) -> std::result::Result<u64, String> {
+    let (number, shift) = match text.char_indices().last() {
+        Some((at, 'K' | 'k')) => (&text[..at], 10),
+        Some((at, 'M' | 'm')) => (&text[..at], 20),
+        Some((at, 'G' | 'g')) => (&text[..at], 30),
+        _ => (text, 20),
+    };
+    let number: u64 = number.parse().map_err(|_| "write a number with K, M or G, as in 512M")?;
+    number.checked_mul(1 << shift).ok_or_else(|| "no machine has that much memory".into())
+}
+
+/// Reads a duration above zero.
+fn seconds(text: &str) -> std::result::Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "write a number of seconds")?;
+    Duration::try_from_secs_f64(seconds)
+        .ok()
+        .filter(|d| !d.is_zero())
+        .ok_or_else(|| "write a number of seconds above 0".into())
+}
+
+/// Reads the command line.
+///
+/// # Errors
+/// What clap finds wrong, as one line; its own `--help` and `--version` are
+/// returned as text to print.
+pub fn parse<I>(arguments: I) -> std::result::Result<Cli, Refusal>
+where
+    I: IntoIterator<Item = std::ffi::OsString>,
+{
+    Cli::try_parse_from(arguments).map_err(|e| {
+        if e.use_stderr() {
+            Refusal::Wrong(one_line(&e.render().to_string()))
+        } else {
+            Refusal::Help(e)
+        }
+    })
+}
+
+/// A command line that does not start a machine.
+#[derive(Debug)]
+pub enum Refusal {
+    /// Text that was asked for.
+    Help(clap::Error),
+    /// What is wrong with it.
+    Wrong(Error),
+}
+
+/// Folds clap's paragraphs into the one line that matters.
+fn one_line(text: &str) -> Error {
+    let text = text.strip_prefix("error: ").unwrap_or(text);
+    let lines: Vec<_> = text
+        .lines()
+        .map(str::trim)
+        .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"))
+        .filter(|line| !line.is_empty())
+        .collect();
+    Error::new(lines.join(" "))
+}
+
+/// Splits what must hold between arguments from what one argument says.
+pub fn check(options: &RunOptions) -> Result<()> {
+    if options.kernel.is_none() {
+        return Err(Error::new("--kernel: give the kernel to boot"));
+    }
+    if options.cpus == 0 {
+        return Err(Error::new("--cpus 0: a machine has at least one vCPU"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definition_is_consistent_and_the_help_fits_a_screen() {
+        Cli::command().debug_assert();
+        let help = Cli::command().render_help().to_string();
+        assert!(help.lines().count() <= 50, "{help}");
+    }
+
+    #[test]
+    fn sizes() {
+        assert_eq!(memory_size("512M"), Ok(512 << 20));
+        assert_eq!(memory_size("512"), Ok(512 << 20));
+        assert_eq!(memory_size("3g"), Ok(3 << 30));
+        assert_eq!(memory_size("4096K"), Ok(4 << 20));
+        for bad in ["", "M", "-1", "1.5G", "99999999999999999999", "18446744073709551615G", "1T"] {
+            assert!(memory_size(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_command_line_is_one_line() {
+        for arguments in [
+            vec!["vmm", "--cpus", "many"],
+            vec!["vmm", "--memory", "99999999999G"],
+            vec!["vmm", "--no-such-flag"],
+            vec!["vmm", "--timeout", "0"],
+            vec!["vmm", "--hv-impl", "magic"],
+        ] {
+            let flag = arguments[1];
+            match parse(arguments.iter().map(Into::into)) {
+                Err(Refusal::Wrong(line)) => {
+                    let line = line.to_string();
+                    assert!(!line.contains('\n') && line.contains(flag), "{line}");
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}

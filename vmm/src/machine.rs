@@ -1,0 +1,395 @@
+//! The machine: built in visible steps, then run until it ends.
+
+use crate::acpi;
+use crate::boot_params;
+use crate::cli::{HvImpl, RunOptions};
+use crate::console::Console;
+use crate::cpuid::Template;
+use crate::ending::Ending;
+use crate::error::{Error, Result};
+use crate::events::{self, Signals, Timeout};
+use crate::host::{self, HostKind};
+use crate::hyperv::HyperV;
+use crate::input::{self, Input};
+use crate::irqchip;
+use crate::layout::COM1_GSI;
+use crate::lifecycle::Lifecycle;
+use crate::loader;
+use crate::marks::{Mark, Marks};
+use crate::memory::{self, GuestMemory};
+use crate::msr_filter;
+use crate::registers;
+use crate::stats::{self, Exits, VcpuStats};
+use crate::timeline::Timeline;
+use crate::topology::Topology;
+use crate::vcpu::{self, Peripherals};
+use devices::Signal;
+use devices::bus::{Bus, Device, Range};
+use devices::i8042::I8042;
+use devices::pm::{self, Pm, ResetPort};
+use devices::pvpanic::{self, Pvpanic};
+use devices::rtc::{self, Rtc};
+use devices::serial::{self, Serial};
+use devices::{i8042, marks};
+use kvm_bindings::KVM_MAX_CPUID_ENTRIES;
+use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
+use pvclock::hyperv::{Features, cpuid_leaves};
+use serde::Serialize;
+use std::fs::File;
+use std::path::Path;
+use std::sync::{Arc, mpsc};
+use std::thread::{self, JoinHandle};
+use std::time::{SystemTime, UNIX_EPOCH};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+/// Most vCPUs that the tables and ids here are tested for.
+pub const MOST_CPUS: u32 = 1024;
+
+/// A guest whose vCPUs stand ready.
+pub struct Machine {
+    // Threads first: they are gone before what they use.
+    threads: Vec<JoinHandle<()>>,
+    shared: Arc<Shared>,
+    console: Console,
+    serial: Arc<Serial>,
+    room: EventFd,
+    signals: File,
+    _vm: Arc<VmFd>,
+}
+
+/// What the vCPU threads and the main thread share.
+struct Shared {
+    lifecycle: Arc<Lifecycle>,
+    peripherals: Peripherals,
+    stats: Arc<[VcpuStats]>,
+    marks: Arc<Marks>,
+    timeline: Arc<Timeline>,
+    // Outlives the VM's memory slots.
+    _memory: GuestMemory,
+}
+
+/// What `--stats` writes.
+#[derive(Debug, Serialize)]
+struct Report {
+    schema_version: u32,
+    version: &'static str,
+    host_kind: HostKind,
+    method: &'static str,
+    ending: String,
+    exit_code: i32,
+    vcpus: usize,
+    tsc_hz: u64,
+    marks: Vec<Mark>,
+    exits: Exits,
+}
+
+const METHOD: &str =
+    "TSC from the return of KVM_RUN to the moment before the next KVM_RUN, per exit";
+
+impl Machine {
+    /// Builds the machine that `options` describe.
+    ///
+    /// # Errors
+    /// One line that names the flag or file to change.
+    pub fn build(options: &RunOptions, marks: Marks) -> Result<Self> {
+        let kernel_path = options.kernel.as_deref().unwrap_or(Path::new(""));
+        let signals = Signals::block()?;
+        let marks = Arc::new(marks);
+
+        // KVM, and what it can do.
+        let kvm = host::open_kvm()?;
+        let topology = topology(options, &kvm)?;
+        let features = hyperv_features(options, &kvm)?;
+        let user_hyperv = features.is_some() && options.hv_impl != HvImpl::Kernel;
+        let vm = kvm.create_vm().map_err(|e| Error::new(format!("/dev/kvm: no VM ({e})")))?;
+        let vm = Arc::new(vm);
+        irqchip::create(&vm)?;
+        msr_filter::install(&vm, user_hyperv)?;
+        marks.note("kvm ready", None);
+
+        // Memory, and what the guest finds in it.
+        let memory = memory::allocate(options.memory)?;
+        memory::register(&vm, &memory)?;
+        marks.note("memory", None);
+        let kernel = loader::load_kernel(&memory, kernel_path)?;
+        loader::check_cmdline(&kernel, &options.cmdline)?;
+        let initrd = match &options.initrd {
+            Some(path) => Some(loader::load_initrd(&memory, &kernel, path)?),
+            None => None,
+        };
+        boot_params::write(&memory, options.memory, &kernel, &options.cmdline, initrd)?;
+        registers::write_tables(&memory)
+            .map_err(|e| Error::new(format!("cannot write the boot tables ({e})")))?;
+        acpi::write(&memory, &acpi::Machine { topology, hpet_id: None }).map_err(Error::new)?;
+        marks.note("kernel loaded", None);
+
+        // The boot vCPU comes first: it tells how the guest's TSC runs.
+        let cpus = options.cpus as usize;
+        let lifecycle = Arc::new(Lifecycle::new(cpus)?);
+        let boot = create_vcpu(&vm, topology.apic_id(0))?;
+        let tsc_hz = u64::from(boot.get_tsc_khz().unwrap_or(0)) * 1000;
+        let wanted = crate::tsc::read().wrapping_neg();
+        let offset = match vcpu::place_tsc(&boot, wanted) {
+            Ok(offset) => offset,
+            Err(_) if user_hyperv => {
+                return Err(Error::new(
+                    "--hv-tsc-page: this host's KVM does not tell where a guest's TSC stands \
+                     (KVM_VCPU_TSC_OFFSET, Linux 5.16); use --hv-impl kernel",
+                ));
+            }
+            Err(_) => wanted,
+        };
+        let timeline = Arc::new(Timeline::start(tsc_hz, offset)?);
+        let hyperv_leaves = features.map(|f| cpuid_leaves(&f, options.cpus));
+        let supported = kvm
+            .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
+            .map_err(|e| Error::new(format!("/dev/kvm: KVM_GET_SUPPORTED_CPUID fails ({e})")))?;
+        let template = Template::new(
+            &supported,
+            topology,
+            kvm.check_extension(Cap::TscDeadlineTimer),
+            hyperv_leaves.as_deref(),
+        );
+
+        // Devices.
+        let console = Console::start(std::io::stdout())?;
+        let room = input::room_signal()?;
+        let serial = serial_port(&vm, &console, &room)?;
+        let (ports, mmio) = buses(&serial, &lifecycle, &timeline, &marks);
+        let (ports, mmio) = (bus(ports)?, bus(mmio)?);
+        let stats: Arc<[VcpuStats]> =
+            (0..cpus).map(|_| VcpuStats::new(ports.names().len(), mmio.names().len())).collect();
+        let hyperv = features
+            .filter(|_| user_hyperv)
+            .map(|f| HyperV::new(f, options.cpus, timeline.clone(), memory.clone()));
+        let shared = Arc::new(Shared {
+            lifecycle,
+            peripherals: Peripherals { ports, mmio, hyperv },
+            stats,
+            marks,
+            timeline,
+            _memory: memory,
+        });
+
+        // Threads, each of which makes its own vCPU.
+        let mut boot = Some((boot, kernel.entry));
+        let seed = VcpuSeed { vm: vm.clone(), template: Arc::new(template), topology, offset };
+        let (ready, when_ready) = mpsc::channel();
+        let mut threads = Vec::with_capacity(cpus);
+        for index in 0..options.cpus {
+            let thread =
+                spawn_vcpu(index, boot.take(), seed.clone(), shared.clone(), ready.clone());
+            threads.push(thread?);
+        }
+        drop(ready);
+        for outcome in when_ready.iter().take(cpus) {
+            if let Err(e) = outcome {
+                shared.lifecycle.end(Ending::Refused(e.to_string()));
+                return Err(e);
+            }
+        }
+        shared.marks.note("vcpus ready", None);
+        Ok(Self { threads, shared, console, serial, room, signals, _vm: vm })
+    }
+
+    /// Lets the guest run until it, a person or a fault ends it.
+    ///
+    /// # Errors
+    /// What the host refuses at the start, or a statistics file that cannot be written.
+    pub fn run(self, options: &RunOptions) -> Result<Ending> {
+        let lifecycle = &self.shared.lifecycle;
+        let mut subscribers: Vec<events::Subscriber> = vec![
+            Arc::new(Signals::new(self.signals, lifecycle.clone())),
+            Arc::new(Input::new(std::io::stdin(), self.serial.clone(), self.room)),
+        ];
+        if let Some(after) = options.timeout {
+            subscribers.push(Arc::new(Timeout::start(after, lifecycle.clone())?));
+        }
+        lifecycle.resume();
+        let waited = events::run(lifecycle, subscribers);
+        if let Err(e) = &waited {
+            lifecycle.end(Ending::VmmFailure(e.to_string()));
+        }
+        for thread in self.threads {
+            let _ = thread.join();
+        }
+        let ending = lifecycle
+            .ending()
+            .unwrap_or_else(|| Ending::VmmFailure("the machine ended without a reason".into()));
+        let dropped = self.console.finish();
+        if dropped > 0 {
+            log::warn!("{dropped} bytes of console output were dropped: stdout was not read");
+        }
+        if let Some(path) = &options.stats {
+            write_stats(path, &self.shared, &ending)?;
+        }
+        Ok(ending)
+    }
+}
+
+fn topology(options: &RunOptions, kvm: &Kvm) -> Result<Topology> {
+    let topology = Topology::one_socket(options.cpus);
+    let most = (kvm.get_max_vcpus() as u64).min(u64::from(MOST_CPUS));
+    if topology.cpus() > most {
+        return Err(Error::new(format!(
+            "--cpus {}: the most here is {most} ({})",
+            topology.cpus(),
+            if most < u64::from(MOST_CPUS) { "this host's KVM_CAP_MAX_VCPUS" } else { "ours" }
+        )));
+    }
+    Ok(topology)
+}
+
+/// What the guest is shown of Hyper-V, if anything.
+fn hyperv_features(options: &RunOptions, kvm: &Kvm) -> Result<Option<Features>> {
+    if !options.hyperv() {
+        return Ok(None);
+    }
+    if options.hv_impl == HvImpl::Kernel && !kvm.check_extension(Cap::Hyperv) {
+        return Err(Error::new(
+            "--hv-impl kernel: this host's KVM has no Hyper-V support; use --hv-impl user",
+        ));
+    }
+    Ok(Some(Features {
+        ref_counter: true,
+        tsc_page: options.hv_tsc_page,
+        stimer: false,
+        invariant_tsc: false,
+    }))
+}
+
+fn create_vcpu(vm: &VmFd, apic_id: u32) -> Result<VcpuFd> {
+    vm.create_vcpu(u64::from(apic_id)).map_err(|e| {
+        Error::new(format!("--cpus: KVM makes no vCPU with APIC id {apic_id} ({e}); ask for fewer"))
+    })
+}
+
+fn bus(ranges: Vec<Range>) -> Result<Bus> {
+    Bus::new(ranges).map_err(|e| Error::new(e.to_string()))
+}
+
+fn serial_port(vm: &VmFd, console: &Console, room: &EventFd) -> Result<Arc<Serial>> {
+    let failed =
+        |e: &dyn std::fmt::Display| Error::new(format!("cannot wire the serial port ({e})"));
+    let line = EventFd::new(EFD_NONBLOCK).map_err(|e| failed(&e))?;
+    vm.register_irqfd(&line, COM1_GSI).map_err(|e| failed(&e))?;
+    let room = room.try_clone().map_err(|e| failed(&e))?;
+    let ring = |fd: EventFd| -> Signal { Box::new(move || drop(fd.write(1))) };
+    Ok(Arc::new(Serial::new(Box::new(console.writer()), ring(line), ring(room))))
+}
+
+/// What answers on the port bus and on the memory bus.
+fn buses(
+    serial: &Arc<Serial>,
+    lifecycle: &Arc<Lifecycle>,
+    timeline: &Arc<Timeline>,
+    marks: &Arc<Marks>,
+) -> (Vec<Range>, Vec<Range>) {
+    let end = |why: Ending| -> Signal {
+        let lifecycle = lifecycle.clone();
+        Box::new(move || lifecycle.end(why.clone()))
+    };
+    let range = |name, base, len, device: Arc<dyn Device>| Range { name, base, len, device };
+    let pvpanic = {
+        let lifecycle = lifecycle.clone();
+        Pvpanic::new(Box::new(move |_| lifecycle.end(Ending::GuestPanic)))
+    };
+    let mark_port = {
+        let marks = marks.clone();
+        marks::Marks::new(Box::new(move |byte| marks.note(format!("guest {byte}"), None)))
+    };
+    let wall_clock = Box::new(|| {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        since.map_or(0, |d| d.as_secs() as i64)
+    });
+    let ports = vec![
+        range("serial", serial::COM1_BASE, serial::LEN, serial.clone()),
+        range("i8042", i8042::BASE, i8042::LEN, Arc::new(I8042::new(end(Ending::Reboot)))),
+        range("rtc", rtc::BASE, rtc::LEN, Arc::new(Rtc::new(wall_clock))),
+        range("pm", pm::BASE, pm::LEN, Arc::new(Pm::new(timeline.clone(), end(Ending::PowerOff)))),
+        range("reset", pm::RESET_PORT, 1, Arc::new(ResetPort::new(end(Ending::Reboot)))),
+        range("pvpanic", pvpanic::PORT, 1, Arc::new(pvpanic)),
+        range("marks", marks::PORT, 1, Arc::new(mark_port)),
+    ];
+    (ports, vec![])
+}
+
+/// What a vCPU thread needs to make its vCPU.
+#[derive(Clone)]
+struct VcpuSeed {
+    vm: Arc<VmFd>,
+    template: Arc<Template>,
+    topology: Topology,
+    offset: u64,
+}
+
+impl VcpuSeed {
+    /// Makes vCPU `index`, or finishes the boot vCPU that exists already.
+    fn grow(&self, index: u32, boot: Option<(VcpuFd, u64)>) -> Result<VcpuFd> {
+        let (vcpu, entry) = match boot {
+            Some((vcpu, entry)) => (vcpu, Some(entry)),
+            None => {
+                let vcpu = create_vcpu(&self.vm, self.topology.apic_id(index))?;
+                if vcpu::place_tsc(&vcpu, self.offset).ok() != Some(self.offset) {
+                    log::debug!("vCPU {index}: its TSC offset cannot be confirmed");
+                }
+                (vcpu, None)
+            }
+        };
+        vcpu::set_up(&vcpu, index, &self.template, entry).map_err(|(step, e)| {
+            Error::new(format!("/dev/kvm: vCPU {index}: {step} fails ({e})"))
+        })?;
+        Ok(vcpu)
+    }
+}
+
+fn spawn_vcpu(
+    index: u32,
+    boot: Option<(VcpuFd, u64)>,
+    seed: VcpuSeed,
+    shared: Arc<Shared>,
+    ready: mpsc::Sender<Result<()>>,
+) -> Result<JoinHandle<()>> {
+    thread::Builder::new()
+        .name(format!("vcpu{index}"))
+        .spawn(move || {
+            let grown = seed.grow(index, boot);
+            drop(seed);
+            let told = match grown {
+                Ok(vcpu) => {
+                    let told = ready.send(Ok(()));
+                    drop(ready);
+                    let i = index as usize;
+                    vcpu::run(vcpu, i, &shared.lifecycle, &shared.peripherals, &shared.stats[i]);
+                    told
+                }
+                Err(e) => ready.send(Err(e)),
+            };
+            // The receiver is gone only when another vCPU failed first.
+            drop(told);
+        })
+        .map_err(|e| {
+            Error::new(format!("--cpus: the host starts no thread for vCPU {index} ({e})"))
+        })
+}
+
+fn write_stats(path: &Path, shared: &Shared, ending: &Ending) -> Result<()> {
+    let peripherals = &shared.peripherals;
+    let tsc_hz = shared.timeline.clock().tsc_hz();
+    let vcpus: Vec<_> = shared.stats.iter().collect();
+    let report = Report {
+        schema_version: stats::SCHEMA_VERSION,
+        version: env!("CARGO_PKG_VERSION"),
+        host_kind: HostKind::detect(),
+        method: METHOD,
+        ending: ending.to_string(),
+        exit_code: ending.code(),
+        vcpus: vcpus.len(),
+        tsc_hz,
+        marks: shared.marks.list(),
+        exits: stats::gather(&vcpus, peripherals.ports.names(), peripherals.mmio.names(), tsc_hz),
+    };
+    let failed = |e: &dyn std::fmt::Display| Error::new(format!("--stats {}: {e}", path.display()));
+    let file = File::create(path).map_err(|e| failed(&e))?;
+    serde_json::to_writer_pretty(file, &report).map_err(|e| failed(&e))
+}
