@@ -282,7 +282,7 @@ impl Lab {
                     return Err(LabError::Timeout {
                         step: steps.name.clone(),
                         seconds: self.timeout.as_secs(),
-                        tail: heard.map(|bytes| tail(bytes)).concat(),
+                        tail: tail(&heard.map(|bytes| bytes.as_slice()).join(&b'\n')),
                     });
                 }
                 // Every port is at its end.
@@ -458,10 +458,10 @@ impl Steps {
 fn tail(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     let lines: Vec<&str> = text.lines().collect();
-    lines[lines.len().saturating_sub(TAIL_LINES)..]
-        .iter()
-        .map(|line| format!("  | {}\n", line.trim_end_matches('\r')))
-        .collect()
+    let last = &lines[lines.len().saturating_sub(TAIL_LINES)..];
+    let quoted: Vec<String> =
+        last.iter().map(|line| format!("  | {}", line.trim_end_matches('\r'))).collect();
+    quoted.join("\n")
 }
 
 #[cfg(test)]
@@ -493,6 +493,6 @@ mod tests {
         let text: String = (0..100).map(|n| format!("{n}\r\n")).collect();
         let tail = tail(text.as_bytes());
         assert_eq!(tail.lines().count(), TAIL_LINES);
-        assert!(tail.ends_with("  | 99\n"));
+        assert!(tail.ends_with("  | 99"));
     }
 }

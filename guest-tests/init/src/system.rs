@@ -6,7 +6,14 @@ use std::io;
 
 /// Mounts the kernel's own filesystems; returns what failed.
 pub fn mount_all() -> Vec<String> {
-    [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev"), ("tmpfs", "/tmp")]
+    let mounts = [
+        ("proc", "/proc"),
+        ("sysfs", "/sys"),
+        ("devtmpfs", "/dev"),
+        ("tmpfs", "/dev/shm"),
+        ("tmpfs", "/tmp"),
+    ];
+    mounts
         .into_iter()
         .filter_map(|(kind, path)| mount(kind, path).err().map(|e| format!("mount {path}: {e}")))
         .collect()
