@@ -1,1 +1,3 @@
 //! The experiments.
+
+pub mod bare;
