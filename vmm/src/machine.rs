@@ -37,7 +37,7 @@ use pvclock::hyperv::{Features, cpuid_leaves};
 use serde::Serialize;
 use std::fs::File;
 use std::path::Path;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{SystemTime, UNIX_EPOCH};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -155,10 +155,12 @@ impl Machine {
         let console = Console::start(std::io::stdout())?;
         let room = input::room_signal()?;
         let serial = serial_port(&vm, &console, &room)?;
-        let (ports, mmio) = buses(&serial, &lifecycle, &timeline, &marks);
+        let counted = Arc::new(OnceLock::new());
+        let (ports, mmio) = buses(&serial, &lifecycle, &timeline, &marks, &counted);
         let (ports, mmio) = (bus(ports)?, bus(mmio)?);
         let stats: Arc<[VcpuStats]> =
             (0..cpus).map(|_| VcpuStats::new(ports.names().len(), mmio.names().len())).collect();
+        let _ = counted.set(stats.clone());
         let hyperv = features
             .filter(|_| user_hyperv)
             .map(|f| HyperV::new(f, options.cpus, timeline.clone(), memory.clone()));
@@ -284,6 +286,7 @@ fn buses(
     lifecycle: &Arc<Lifecycle>,
     timeline: &Arc<Timeline>,
     marks: &Arc<Marks>,
+    counted: &Arc<OnceLock<Arc<[VcpuStats]>>>,
 ) -> (Vec<Range>, Vec<Range>) {
     let end = |why: Ending| -> Signal {
         let lifecycle = lifecycle.clone();
@@ -295,8 +298,11 @@ fn buses(
         Pvpanic::new(Box::new(move |_| lifecycle.end(Ending::GuestPanic)))
     };
     let mark_port = {
-        let marks = marks.clone();
-        marks::Marks::new(Box::new(move |byte| marks.note(format!("guest {byte}"), None)))
+        let (marks, counted) = (marks.clone(), counted.clone());
+        marks::Marks::new(Box::new(move |byte| {
+            let exits = counted.get().map(|vcpus| stats::totals(vcpus.iter()));
+            marks.note(format!("guest {byte}"), exits);
+        }))
     };
     let wall_clock = Box::new(|| {
         let since = SystemTime::now().duration_since(UNIX_EPOCH);

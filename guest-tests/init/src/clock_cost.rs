@@ -1,6 +1,7 @@
 //! What one clock read costs a user program, for every clocksource there is:
 //! rdtsc, COUNT × clock_gettime(CLOCK_REALTIME), rdtsc, divide.
 
+use crate::marks::mark;
 use crate::report::Result as Report;
 use crate::{clocksource, jobs, system, tsc};
 
@@ -36,16 +37,19 @@ fn measure_all(budget_ms: u64) -> Result<(), String> {
     let budget_cycles = (tsc_hz * budget_ms as f64 / 1e3) as u64;
 
     let mut outcome = Ok(());
-    for name in clocksource::available()? {
+    for (index, name) in (0..).zip(clocksource::available()?) {
         match clocksource::switch(&name) {
-            Ok(()) => measure(&name, budget_cycles, tsc_hz),
+            Ok(()) => measure(&name, 2 * index, budget_cycles, tsc_hz),
             Err(failure) => outcome = Err(failure),
         }
     }
     clocksource::switch(&original).and(outcome)
 }
 
-fn measure(name: &str, budget_cycles: u64, tsc_hz: f64) {
+/// Marks `first_mark` before the first read and the next number after the last, so
+/// that the host can count what the reads cost it.
+fn measure(name: &str, first_mark: u8, budget_cycles: u64, tsc_hz: f64) {
+    mark(first_mark);
     let start = tsc::ordered();
     let elapsed = || tsc::ordered().wrapping_sub(start);
     let mut reads = 0;
@@ -66,6 +70,7 @@ fn measure(name: &str, budget_cycles: u64, tsc_hz: f64) {
     {
         per_read.push(batch(count) as f64 / count as f64);
     }
+    mark(first_mark + 1);
     per_read.sort_by(f64::total_cmp);
     let p50 = per_read[per_read.len() / 2];
 
@@ -81,6 +86,7 @@ fn measure(name: &str, budget_cycles: u64, tsc_hz: f64) {
         .count("samples", per_read.len() as u64)
         .count("count", count)
         .count("reads", reads)
+        .count("first_mark", first_mark.into())
         .print();
 }
 

@@ -12,6 +12,7 @@ mod dmesg;
 mod jobs;
 mod kvm_probe;
 mod lab;
+mod marks;
 mod power;
 mod report;
 mod run;
