@@ -178,7 +178,10 @@ impl Lab {
         let mut qemu = Command::new("setpriv");
         qemu.args(["--pdeathsig", "KILL", "qemu-system-x86_64"])
             // More than one emulating thread or CPU corrupts nested guests' memory.
-            .args(["-accel", "tcg,thread=single", "-smp", "1", "-cpu", "max,+svm,+invtsc"])
+            .args(["-accel", "tcg,thread=single", "-smp", "1"])
+            // TCG does not intercept XSETBV, so KVM never learns a guest's XCR0 and
+            // the guest finds CPUID.0xD inconsistent: better no XSAVE at all.
+            .args(["-cpu", "max,+svm,+invtsc,-xsave"])
             .args(["-m", &self.memory_mib.to_string()])
             .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
             .arg("-kernel")
