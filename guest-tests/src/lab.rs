@@ -10,20 +10,21 @@
 //! Figures from here are "nested, emulated": functions are proved, and ratios
 //! exaggerated.
 
+mod ports;
+
+use crate::progress::{Progress, SILENCE};
+use crate::resources::{self, ResourceError};
+use ports::{Event, MAX_PORT_BYTES, protocol, pump};
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// Longest time without a word to the user.
-const SILENCE: Duration = Duration::from_secs(4);
 /// Lines of the console that explain a failure.
 const TAIL_LINES: usize = 25;
-/// More than this from one port is a guest gone wild; the rest is dropped.
-const MAX_PORT_BYTES: usize = 256 << 20;
 
 /// One command to run in the lab.
 #[derive(Debug, Clone)]
@@ -62,8 +63,8 @@ pub struct Output {
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
     /// A helper of `resources/` failed; its own words are on standard error.
-    #[error("lab: {0} failed: see its message above")]
-    Resource(String),
+    #[error("lab: {0}")]
+    Resource(#[from] ResourceError),
     /// A file or program of this machine.
     #[error("lab: {0}: {1}")]
     Host(String, #[source] io::Error),
@@ -98,17 +99,6 @@ pub enum Port {
     Stderr,
 }
 
-enum Event {
-    Bytes(Port, Vec<u8>),
-    Step(String),
-    Begin,
-    Exit(i32),
-    File(String, Vec<u8>),
-    QemuSaid(Vec<u8>),
-    /// QEMU closed its own standard error: it has ended.
-    QemuEnded,
-}
-
 impl Lab {
     /// A lab for `command`: 3 GiB and 5 minutes.
     #[must_use]
@@ -135,25 +125,25 @@ impl Lab {
     /// # Errors
     /// See [`LabError`]; a command that fails is not an error.
     pub fn run_with(&self, mut sink: impl FnMut(Port, &[u8])) -> Result<Output, LabError> {
-        let mut steps = Steps::new(self.progress);
+        let mut progress = Progress::new(self.progress);
         let directory = tempfile::Builder::new()
             .prefix("lab-")
             .tempdir()
             .map_err(|e| LabError::Host("temporary directory".into(), e))?;
-        let kernel = resource(&mut steps, "kernel", &["stable".into()])?;
-        let initramfs = self.pack(&mut steps, directory.path(), &kernel)?;
-        steps.next("booting the lab");
+        let kernel = resources::kernel(&mut progress, Some("stable"))?;
+        let initramfs = self.pack(&mut progress, directory.path(), &kernel)?;
+        progress.next("booting the lab");
         let (events, mut machine) = self.start(directory.path(), &kernel, &initramfs)?;
-        self.follow(&events, &mut steps, &mut machine, &mut sink)
+        self.follow(&events, &mut progress, &mut machine, &mut sink)
     }
 
     fn pack(
         &self,
-        steps: &mut Steps,
+        progress: &mut Progress,
         directory: &Path,
         kernel: &Path,
     ) -> Result<PathBuf, LabError> {
-        let init = resource(steps, "program", &["init".into()])?;
+        let init = resources::program(progress, "init")?;
         let command = directory.join("command");
         fs::write(&command, &self.command)
             .map_err(|e| LabError::Host(command.display().to_string(), e))?;
@@ -168,13 +158,11 @@ impl Lab {
             contents.push((format!("/work/{name}"), file.clone()));
         }
         if !self.files.iter().any(|(name, _)| name == "vmm") {
-            contents.push(("/work/vmm".into(), resource(steps, "program", &["vmm".into()])?));
+            contents.push(("/work/vmm".into(), resources::program(progress, "vmm")?));
         }
 
         let initramfs = directory.join("initramfs");
-        let mut arguments = vec![initramfs.display().to_string()];
-        arguments.extend(contents.iter().map(|(path, file)| format!("{path}={}", file.display())));
-        resource(steps, "initramfs", &arguments)?;
+        resources::initramfs(progress, &initramfs, &contents)?;
         Ok(initramfs)
     }
 
@@ -190,7 +178,10 @@ impl Lab {
         let mut qemu = Command::new("setpriv");
         qemu.args(["--pdeathsig", "KILL", "qemu-system-x86_64"])
             // More than one emulating thread or CPU corrupts nested guests' memory.
-            .args(["-accel", "tcg,thread=single", "-smp", "1", "-cpu", "max,+svm,+invtsc"])
+            .args(["-accel", "tcg,thread=single", "-smp", "1"])
+            // TCG does not intercept XSETBV, so KVM never learns a guest's XCR0 and
+            // the guest finds CPUID.0xD inconsistent: better no XSAVE at all.
+            .args(["-cpu", "max,+svm,+invtsc,-xsave"])
             .args(["-m", &self.memory_mib.to_string()])
             .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
             .arg("-kernel")
@@ -237,7 +228,7 @@ impl Lab {
     fn follow(
         &self,
         events: &Receiver<Event>,
-        steps: &mut Steps,
+        progress: &mut Progress,
         machine: &mut Machine,
         sink: &mut impl FnMut(Port, &[u8]),
     ) -> Result<Output, LabError> {
@@ -259,28 +250,28 @@ impl Lab {
                         seen.extend_from_slice(&bytes);
                     }
                     if port != Port::Console {
-                        steps.heard();
+                        progress.heard();
                     }
                     sink(port, &bytes);
                 }
-                Ok(Event::Step(words)) => steps.next(&words),
+                Ok(Event::Step(words)) => progress.next(&words),
                 Ok(Event::Begin) => {
                     begun = Some(Instant::now());
-                    steps.next("running the command in the lab");
+                    progress.next("running the command in the lab");
                 }
                 Ok(Event::Exit(code)) => {
                     (ended, status) = (Some(Instant::now()), Some(code));
-                    steps.next("reading the result files");
+                    progress.next("reading the result files");
                 }
                 Ok(Event::File(name, bytes)) => files.push((name, bytes)),
                 Ok(Event::QemuSaid(words)) => console.extend_from_slice(&words),
                 // Waiting threads, if any, must see that nobody will call.
                 Ok(Event::QemuEnded) => machine.release_listeners(),
-                Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => steps.remind(),
+                Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => progress.remind(),
                 Err(RecvTimeoutError::Timeout) => {
                     let heard = [&console, &stdout, &stderr];
                     return Err(LabError::Timeout {
-                        step: steps.name.clone(),
+                        step: progress.step().to_owned(),
                         seconds: self.timeout.as_secs(),
                         tail: tail(&heard.map(|bytes| bytes.as_slice()).join(&b'\n')),
                     });
@@ -291,11 +282,11 @@ impl Lab {
         }
         match (begun, ended, status) {
             (Some(begun), Some(ended), Some(status)) => {
-                steps.done();
+                progress.done();
                 let (boot, elapsed) = (begun - started, ended - begun);
                 Ok(Output { status, stdout, stderr, files, boot, elapsed })
             }
-            _ => Err(LabError::Ended { step: steps.name.clone(), tail: tail(&console) }),
+            _ => Err(LabError::Ended { step: progress.step().to_owned(), tail: tail(&console) }),
         }
     }
 }
@@ -324,137 +315,6 @@ impl Drop for Machine {
     }
 }
 
-/// Passes bytes on as they come.
-fn pump(
-    mut from: impl Read,
-    to: &Sender<Event>,
-    wrap: impl Fn(Vec<u8>) -> Event,
-) -> io::Result<()> {
-    let mut buffer = [0; 4096];
-    loop {
-        match from.read(&mut buffer)? {
-            0 => return Ok(()),
-            length => {
-                if to.send(wrap(buffer[..length].to_vec())).is_err() {
-                    return Ok(());
-                }
-            }
-        }
-    }
-}
-
-/// Reads the protocol's lines and files to the end of the machine.
-fn protocol(stream: UnixStream, to: &Sender<Event>) -> io::Result<()> {
-    let mut stream = BufReader::new(stream);
-    let mut line = String::new();
-    while stream.read_line(&mut line)? > 0 {
-        let (word, rest) = line.trim_end().split_once(' ').unwrap_or((line.trim_end(), ""));
-        let event = match word {
-            "step" => Event::Step(rest.to_owned()),
-            "begin" => Event::Begin,
-            "exit" => Event::Exit(rest.parse().unwrap_or(255)),
-            "file" => {
-                let (size, name) = rest.split_once(' ').unwrap_or((rest, ""));
-                let size: u64 = size.parse().map_err(io::Error::other)?;
-                let mut bytes = Vec::new();
-                stream.by_ref().take(size.min(MAX_PORT_BYTES as u64)).read_to_end(&mut bytes)?;
-                Event::File(name.to_owned(), bytes)
-            }
-            _ => Event::Step("turning the lab off".into()),
-        };
-        if to.send(event).is_err() {
-            return Ok(());
-        }
-        line.clear();
-    }
-    Ok(())
-}
-
-/// Runs a script of `resources/`; returns the path that it prints, if any.
-fn resource(steps: &mut Steps, script: &str, arguments: &[String]) -> Result<PathBuf, LabError> {
-    let first = arguments.first().map_or("", String::as_str);
-    let what = format!("resources/{script} {first}");
-    steps.next(&what);
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../resources").join(script);
-    let failed = |e| LabError::Host(path.display().to_string(), e);
-    let mut child = Command::new(&path)
-        .args(arguments)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .map_err(failed)?;
-    // The script's end of the pipe closes when it ends; until then say so.
-    let (sender, lines) = channel();
-    if let Some(mut out) = child.stdout.take() {
-        std::thread::spawn(move || {
-            let mut text = String::new();
-            let _ = out.read_to_string(&mut text).map(|_| sender.send(text));
-        });
-    }
-    let text = loop {
-        match lines.recv_timeout(SILENCE) {
-            Ok(text) => break text,
-            Err(RecvTimeoutError::Timeout) => steps.remind(),
-            Err(RecvTimeoutError::Disconnected) => break String::new(),
-        }
-    };
-    match child.wait().map_err(failed)?.success() {
-        true => Ok(PathBuf::from(text.trim_end())),
-        false => Err(LabError::Resource(what)),
-    }
-}
-
-/// Says which step runs, and every few seconds for how long.
-struct Steps {
-    speak: bool,
-    name: String,
-    since: Instant,
-    last_word: Instant,
-}
-
-impl Steps {
-    fn new(speak: bool) -> Self {
-        let now = Instant::now();
-        Self { speak, name: String::new(), since: now, last_word: now }
-    }
-
-    fn next(&mut self, name: &str) {
-        self.done();
-        self.name = name.to_owned();
-        self.since = Instant::now();
-        self.say(&format!("lab: {name}"));
-    }
-
-    fn done(&mut self) {
-        if self.since.elapsed() >= SILENCE {
-            self.say(&format!("lab: {}: done in {:.1} s", self.name, self.seconds()));
-        }
-    }
-
-    /// Called when the user sees that something happens.
-    fn heard(&mut self) {
-        self.last_word = Instant::now();
-    }
-
-    fn remind(&mut self) {
-        if self.last_word.elapsed() >= SILENCE {
-            self.say(&format!("lab: {}: {:.0} s", self.name, self.seconds()));
-        }
-    }
-
-    fn seconds(&self) -> f64 {
-        self.since.elapsed().as_secs_f64()
-    }
-
-    fn say(&mut self, words: &str) {
-        if self.speak {
-            // A closed standard error must not end the run.
-            let _ = writeln!(io::stderr(), "{words}");
-        }
-        self.last_word = Instant::now();
-    }
-}
-
 fn tail(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     let lines: Vec<&str> = text.lines().collect();
@@ -467,26 +327,6 @@ fn tail(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_protocol_carries_status_and_binary_files() {
-        let (mut guest, host) = UnixStream::pair().unwrap();
-        guest
-            .write_all(b"step loading KVM\nbegin\nexit 33\nfile 5 a b.bin\n\n\0\xffx\nend\n")
-            .unwrap();
-        drop(guest);
-        let (sender, events) = channel();
-        protocol(host, &sender).unwrap();
-        drop(sender);
-        let events: Vec<Event> = events.iter().collect();
-        assert!(matches!(&events[0], Event::Step(words) if words == "loading KVM"));
-        assert!(matches!(events[1], Event::Begin));
-        assert!(matches!(events[2], Event::Exit(33)));
-        assert!(
-            matches!(&events[3], Event::File(name, bytes) if name == "a b.bin" && bytes == b"\n\0\xffx\n")
-        );
-        assert_eq!(events.len(), 5);
-    }
 
     #[test]
     fn the_tail_is_the_last_lines() {

@@ -2,3 +2,5 @@
 
 pub mod bare;
 pub mod lab;
+pub mod progress;
+pub mod resources;
