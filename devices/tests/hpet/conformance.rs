@@ -1,12 +1,15 @@
 //! One test per thing that is easy to get wrong.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use devices::bus::Device;
+use devices::clock::Clock;
 use devices::hpet::{
     CounterView, Hpet, IMAGE_WORDS, MAX_TIMERS, MIN_INTERVAL_10NS, Mirror, SHARE_10NS,
 };
 use devices::testing::Output::{self, Legacy, Line, Msi, Pulse};
+use devices::testing::Recorder;
 
 use crate::bench::*;
 
@@ -679,16 +682,45 @@ fn a_hostile_state_is_brought_into_range() {
     assert_eq!(state.timers[0].comparator, 0xFFFF_FFFF);
 }
 
+/// A clock that goes on by itself: one tick per look.
+#[derive(Default)]
+struct Ticking(AtomicU64);
+
+impl Clock for Ticking {
+    fn now_10ns(&self) -> u64 {
+        self.0.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+#[test]
+fn a_match_while_the_counter_is_being_halted_is_not_lost() {
+    let mut outcomes = [0, 0];
+    for at in 1..40 {
+        let recorder = Arc::new(Recorder::default());
+        let clock = Arc::new(Ticking::default());
+        let hpet = Hpet::new(3, clock, recorder.clone(), recorder.clone());
+        let write = |offset, value: u64| hpet.write(offset, &value.to_le_bytes());
+        write(timer_config(0), INT_ENB | route(16));
+        write(comparator(0), at);
+        write(CONFIG, ENABLE);
+        write(CONFIG, 0);
+        let fired = recorder.take() == [Pulse(16)];
+        assert_eq!(fired, hpet.counter() >= at, "comparator {at}");
+        outcomes[usize::from(fired)] += 1;
+    }
+    assert!(outcomes[0] > 0 && outcomes[1] > 0);
+}
+
 #[derive(Default)]
 struct Page(Mutex<(Vec<u64>, Option<CounterView>, Vec<&'static str>)>);
 
 impl Mirror for Page {
     fn hold_counter(&self) {
-        self.0.lock().unwrap().2.push("hold");
+        self.0.lock().expect("no test panics with it").2.push("hold");
     }
 
     fn update(&self, image: &[u64; IMAGE_WORDS], counter: CounterView) {
-        let mut page = self.0.lock().unwrap();
+        let mut page = self.0.lock().expect("no test panics with it");
         page.0 = image.to_vec();
         page.1 = Some(counter);
         page.2.push("update");

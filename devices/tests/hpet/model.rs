@@ -101,7 +101,7 @@ impl Model {
                 break;
             }
             let nearest = self.timers.iter().map(|timer| timer.ticks_to_match(self.counter));
-            let step = nearest.min().unwrap().min(left) as u64;
+            let step = nearest.fold(left, u128::min) as u64;
             self.now += step;
             self.counter = self.counter.wrapping_add(step);
             for timer in &mut self.timers {
@@ -225,7 +225,7 @@ impl Model {
         match offset {
             CONFIG => self.config,
             STATUS => self.status,
-            0x100.. if offset % 0x20 == 0x00 => {
+            0x100.. if offset.is_multiple_of(0x20) => {
                 let timer = timer(0x100);
                 let open = timer.open_low || timer.open_high && !timer.is(MODE32);
                 timer.config | 0x00FF_0104_0000_8030 | if open { VAL_SET } else { 0 }
@@ -250,7 +250,7 @@ impl Model {
             STATUS if low => self.status &= !(value & 0xFFFF_FFFF),
             STATUS => {}
             COUNTER => self.counter = into(self.counter),
-            0x100.. if offset % 0x20 == 0x00 => {
+            0x100.. if offset.is_multiple_of(0x20) => {
                 if low {
                     self.write_timer_config(index, value);
                 }

@@ -68,13 +68,13 @@ fn write() -> impl Strategy<Value = Step> {
         let value = match offset {
             // Mostly running.
             CONFIG => {
-                if value % 7 == 0 {
+                if value.is_multiple_of(7) {
                     value
                 } else {
                     value & LEGACY | ENABLE
                 }
             }
-            0x100.. if offset % 0x20 == 0 => bits,
+            0x100.. if offset.is_multiple_of(0x20) => bits,
             _ => value,
         };
         Step::Write { offset, value, low, high }
