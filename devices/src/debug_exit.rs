@@ -68,6 +68,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::testing::Sink;
 
     #[test]
     fn exit_code_of_any_width() {
@@ -83,23 +84,11 @@ mod tests {
 
     #[test]
     fn console_prints_what_is_written() {
-        #[derive(Clone, Default)]
-        struct Sink(Arc<Mutex<Vec<u8>>>);
-        impl Write for Sink {
-            fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-                self.0.lock().unwrap().extend_from_slice(bytes);
-                Ok(bytes.len())
-            }
-
-            fn flush(&mut self) -> std::io::Result<()> {
-                Ok(())
-            }
-        }
         let sink = Sink::default();
         let console = DebugConsole::new(Box::new(sink.clone()));
         console.write(0, b"o");
         console.write(0, b"k");
-        assert_eq!(*sink.0.lock().unwrap(), b"ok");
+        assert_eq!(sink.take(), b"ok");
         let mut probe = [0];
         console.read(0, &mut probe);
         assert_eq!(probe, [0xE9]);

@@ -8,6 +8,7 @@
 pub mod bus;
 pub mod clock;
 pub mod debug_exit;
+pub mod hpet;
 pub mod i8042;
 pub mod marks;
 pub mod pm;

@@ -149,24 +149,11 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
+    use crate::testing::Sink;
 
     const DATA: u64 = 0;
     const IER: u64 = 1;
     const LSR: u64 = 5;
-
-    #[derive(Clone, Default)]
-    struct Sink(Arc<Mutex<Vec<u8>>>);
-
-    impl Write for Sink {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
 
     struct Bench {
         serial: Serial,
@@ -200,7 +187,7 @@ mod tests {
         let bench = bench();
         bench.serial.write(DATA, b"h");
         bench.serial.write(DATA, b"i");
-        assert_eq!(*bench.sent.0.lock().unwrap(), b"hi");
+        assert_eq!(bench.sent.take(), b"hi");
         assert_eq!(bench.serial.lost_bytes(), 0);
     }
 
