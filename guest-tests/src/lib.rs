@@ -1,3 +1,4 @@
 //! The experiments.
 
+pub mod bare;
 pub mod lab;

@@ -1,0 +1,154 @@
+//! The clocks under test, each read as a guest kernel reads it.
+
+use core::arch::asm;
+use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
+
+use crate::{port, ring0};
+
+/// TLFS 12.3: partition reference counter, 100 ns units.
+pub const MSR_TIME_REF_COUNT: u32 = 0x4000_0020;
+const MSR_GUEST_OS_ID: u32 = 0x4000_0000;
+const MSR_REFERENCE_TSC: u32 = 0x4000_0021;
+const MSR_TSC_FREQUENCY: u32 = 0x4000_0022;
+/// TLFS 3.2: any non-zero identity; bit 63 says that it is an open-source kernel's.
+const GUEST_OS_ID: u64 = 1 << 63;
+
+const HPET_BASE: usize = 0xFED0_0000;
+const HPET_CAPABILITIES: usize = 0x000;
+const HPET_CONFIGURATION: usize = 0x010;
+const HPET_COUNTER: usize = 0x0F0;
+const PM_TIMER: u16 = 0x608;
+
+/// The TSC, read after everything before it in program order.
+#[inline(always)]
+pub fn tsc() -> u64 {
+    let (low, high): (u64, u64);
+    // SAFETY: reads a counter; no memory is touched. (LFENCE is what Linux's rdtsc_ordered uses.)
+    unsafe { asm!("lfence", "rdtsc", out("eax") low, out("edx") high, options(nostack)) };
+    high << 32 | low
+}
+
+/// TSC frequency in Hz: what the hypervisor says, else what its page implies, else unknown.
+pub fn tsc_hz() -> Option<u64> {
+    let told = ring0::rdmsr(MSR_TSC_FREQUENCY).filter(|&hz| hz != 0);
+    told.or_else(|| {
+        let scale = PAGE.scale.load(Ordering::Relaxed);
+        (scale != 0).then(|| ((10_000_000_u128 << 64) / u128::from(scale)) as u64)
+    })
+}
+
+/// TLFS 12.7: the reference TSC page, filled by the hypervisor.
+#[repr(C, align(4096))]
+#[derive(Debug)]
+pub struct TscPage {
+    /// 0: the page is not valid now, use the MSR.
+    pub sequence: AtomicU32,
+    reserved: u32,
+    /// 2^64 × 100 ns units per TSC cycle.
+    pub scale: AtomicU64,
+    /// 100 ns units.
+    pub offset: AtomicI64,
+    rest: [u64; 509],
+}
+
+/// The page of this guest.
+pub static PAGE: TscPage = TscPage {
+    sequence: AtomicU32::new(0),
+    reserved: 0,
+    scale: AtomicU64::new(0),
+    offset: AtomicI64::new(0),
+    rest: [0; 509],
+};
+
+impl TscPage {
+    /// Asks the hypervisor to fill the page; `None` if it does not know the MSRs.
+    pub fn enable(&self) -> Option<()> {
+        ring0::wrmsr(MSR_GUEST_OS_ID, GUEST_OS_ID)?;
+        ring0::wrmsr(MSR_REFERENCE_TSC, core::ptr::from_ref(self) as u64 | 1)
+    }
+
+    /// Reference time in 100 ns units; `None` while the page is not valid.
+    #[inline(always)]
+    pub fn read(&self) -> Option<u64> {
+        loop {
+            let sequence = self.sequence.load(Ordering::Acquire);
+            if sequence == 0 {
+                return None;
+            }
+            let scale = self.scale.load(Ordering::Relaxed);
+            let offset = self.offset.load(Ordering::Relaxed);
+            let tsc = tsc();
+            fence(Ordering::Acquire);
+            if self.sequence.load(Ordering::Relaxed) == sequence {
+                let scaled = (u128::from(tsc) * u128::from(scale)) >> 64;
+                return Some((scaled as u64).wrapping_add_signed(offset));
+            }
+        }
+    }
+}
+
+/// The reference counter MSR, 100 ns units; `None` if there is none.
+#[inline(always)]
+pub fn msr() -> Option<u64> {
+    ring0::rdmsr(MSR_TIME_REF_COUNT)
+}
+
+/// The HPET's registers.
+#[derive(Debug, Clone, Copy)]
+pub struct Hpet;
+
+impl Hpet {
+    /// Where the main counter is, for code that reads it elsewhere.
+    pub const COUNTER_ADDRESS: u64 = (HPET_BASE + HPET_COUNTER) as u64;
+
+    /// The HPET, if it answers with a period that the specification allows (IA-PC HPET 1.0a,
+    /// 2.3.4). Starts the counter if it stands still.
+    pub fn find() -> Option<Self> {
+        let hpet = Self;
+        let period_fs = hpet.read(HPET_CAPABILITIES) >> 32;
+        if !(1..=0x05F5_E100).contains(&period_fs) {
+            return None;
+        }
+        let configuration = hpet.read(HPET_CONFIGURATION);
+        if configuration & 1 == 0 {
+            hpet.write(HPET_CONFIGURATION, configuration | 1);
+        }
+        Some(hpet)
+    }
+
+    /// Femtoseconds per count.
+    pub fn period_fs(self) -> u64 {
+        self.read(HPET_CAPABILITIES) >> 32
+    }
+
+    /// The main counter.
+    #[inline(always)]
+    pub fn counter(self) -> u64 {
+        self.read(HPET_COUNTER)
+    }
+
+    /// The register at `offset`, in one 8-byte read.
+    #[inline(always)]
+    pub fn read(self, offset: usize) -> u64 {
+        let value;
+        // SAFETY: device space, mapped uncached; nothing of this program lives there. A plain
+        // MOV, because the VMM has to emulate it.
+        unsafe {
+            asm!("mov {}, [{}]", out(reg) value, in(reg) HPET_BASE + offset, options(nostack));
+        }
+        value
+    }
+
+    /// Writes the register at `offset` in one 8-byte write.
+    pub fn write(self, offset: usize, value: u64) {
+        // SAFETY: as for `read`; this guest enables no interrupt that it cannot take.
+        unsafe {
+            asm!("mov [{}], {}", in(reg) HPET_BASE + offset, in(reg) value, options(nostack));
+        }
+    }
+}
+
+/// The ACPI PM timer; `None` if the port floats.
+pub fn pm_timer() -> Option<u32> {
+    Some(port::in32(PM_TIMER)).filter(|&ticks| ticks != u32::MAX)
+}

@@ -1,0 +1,61 @@
+//! COM1, and result lines.
+
+use core::fmt::{self, Write};
+
+use crate::port;
+
+const COM1: u16 = 0x3F8;
+
+/// The first serial port, write only.
+#[derive(Debug)]
+pub struct Console;
+
+impl Write for Console {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for byte in text.bytes() {
+            port::out8(COM1, byte);
+        }
+        Ok(())
+    }
+}
+
+/// One result: `@result {"guest":"clock-cost",…}` on a line of its own. Keys are literals and
+/// text values are words, so nothing needs escaping.
+#[derive(Debug)]
+pub struct ResultLine(());
+
+impl ResultLine {
+    /// Opens the line with the guest's name.
+    pub fn new(guest: &str) -> Self {
+        let _ = write!(Console, "@result {{\"guest\":\"{guest}\"");
+        Self(())
+    }
+
+    /// Adds a number (or a boolean).
+    pub fn number(self, key: &str, value: impl fmt::Display) -> Self {
+        let _ = write!(Console, ",\"{key}\":{value}");
+        self
+    }
+
+    /// Adds a string.
+    pub fn text(self, key: &str, value: impl fmt::Display) -> Self {
+        let _ = write!(Console, ",\"{key}\":\"{value}\"");
+        self
+    }
+
+    /// Adds an array of numbers.
+    pub fn list<T: fmt::Display>(self, key: &str, values: impl IntoIterator<Item = T>) -> Self {
+        let _ = write!(Console, ",\"{key}\":[");
+        for (position, value) in values.into_iter().enumerate() {
+            let comma = if position == 0 { "" } else { "," };
+            let _ = write!(Console, "{comma}{value}");
+        }
+        let _ = write!(Console, "]");
+        self
+    }
+
+    /// Closes the line.
+    pub fn end(self) {
+        let _ = Console.write_str("}\n");
+    }
+}
