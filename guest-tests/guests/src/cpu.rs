@@ -37,4 +37,23 @@ pub struct Cpu {
     pub irq_tsc: AtomicU64,
     /// What the timer handler writes to end an interrupt: 0 = x2APIC MSR 0x80B, else the MMIO EOI.
     pub eoi_address: AtomicU64,
+    /// TSC when the vCPU reached ring 3.
+    pub arrival_tsc: AtomicU64,
+    /// NMIs taken.
+    pub nmi_count: AtomicU64,
+}
+
+unsafe extern "C" {
+    static cpu_blocks: u8;
+}
+
+impl Cpu {
+    /// The block of the vCPU with this index, below [`MAX_CPUS`]. It is all zero until that vCPU
+    /// has come up.
+    pub fn at(index: u32) -> &'static Self {
+        assert!(index < MAX_CPUS);
+        // SAFETY: RAM after the image, reserved for MAX_CPUS blocks by `guest.ld`; zero is a
+        // valid block, and what changes in it is atomic or written before the vCPU comes up.
+        unsafe { &*(&raw const cpu_blocks).add(index as usize * BLOCK_SIZE).cast() }
+    }
 }

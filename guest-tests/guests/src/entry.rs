@@ -268,3 +268,18 @@ global_asm!(
     irq_count = const offset_of!(Cpu, irq_count),
     eoi = const offset_of!(Cpu, eoi_address),
 );
+
+// --- NMI: counted. A guest that does more in it replaces the vector.
+global_asm!(
+    ".text",
+    ".global nmi_stub",
+    "nmi_stub:",
+    "  push rcx",
+    "  mov rcx, rsp",
+    "  and rcx, -{block}",
+    "  inc qword ptr [rcx + {nmi_count}]",
+    "  pop rcx",
+    "  iretq",
+    block = const BLOCK_SIZE,
+    nmi_count = const offset_of!(Cpu, nmi_count),
+);

@@ -5,16 +5,20 @@
 //! `@result {json}` line per result on COM1, and powers off.
 #![no_std]
 
+pub mod apic;
 pub mod args;
 pub mod clocks;
 pub mod console;
 pub mod cpu;
 pub mod entry;
-mod fault;
+pub mod fault;
 mod mem;
+pub mod order;
 pub mod port;
 pub mod power;
+pub mod random;
 pub mod ring0;
+pub mod smp;
 pub mod stats;
 
 use args::Args;
@@ -29,33 +33,28 @@ macro_rules! println {
     }};
 }
 
-/// Names the program's `fn(&Args)`; the machine is powered off when it returns.
+/// Names the program's `fn(&Args, &'static Cpu)`, run by the boot processor; the machine is powered off when it returns.
 #[macro_export]
 macro_rules! guest_main {
     ($main:path) => {
         #[unsafe(no_mangle)]
-        extern "Rust" fn guest_main(args: &$crate::args::Args) {
-            $main(args)
+        extern "Rust" fn guest_main(args: &$crate::args::Args, cpu: &'static $crate::cpu::Cpu) {
+            $main(args, cpu)
         }
     };
 }
 
 unsafe extern "Rust" {
-    safe fn guest_main(args: &Args);
+    safe fn guest_main(args: &Args, cpu: &'static Cpu);
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn bsp_entry(_cpu: &'static Cpu, zero_page: *const u8) -> ! {
+extern "C" fn bsp_entry(cpu: &'static Cpu, zero_page: *const u8) -> ! {
     fault::fill_interrupt_table();
     // SAFETY: RSI at entry is the zero page, by the boot protocol.
     let args = unsafe { Args::from_zero_page(zero_page) };
-    guest_main(&args);
+    guest_main(&args, cpu);
     power::off()
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn ap_entry(_cpu: &'static Cpu) -> ! {
-    ring0::halt_forever()
 }
 
 #[panic_handler]

@@ -12,6 +12,8 @@ use core::sync::atomic::Ordering;
 use guests::args::Args;
 use guests::clocks::{self, Hpet, MSR_TIME_REF_COUNT, PAGE};
 use guests::console::ResultLine;
+use guests::cpu::Cpu;
+use guests::order::PageAndMsr;
 use guests::stats::Batches;
 use guests::{guest_main, ring0};
 
@@ -63,7 +65,7 @@ global_asm!(
     "  ret",
 );
 
-fn main(args: &Args) {
+fn main(args: &Args, _cpu: &'static Cpu) {
     let reads = args.number("reads", 1000).max(1);
     let batches = args.number("batches", 20);
     let page = PAGE.enable();
@@ -124,7 +126,7 @@ fn main(args: &Args) {
     if clocks::msr().is_some() {
         in_ring0("msr", r0_msr_batch, MSR_TIME_REF_COUNT.into());
         if PAGE.read().is_some() {
-            compare(args.number("pairs", 1000));
+            PageAndMsr::check(args.number("pairs", 1000)).report(GUEST, "untouched");
         }
     }
     if let Some(hpet) = Hpet::find() {
@@ -142,25 +144,4 @@ fn main(args: &Args) {
             }
         });
     }
-}
-
-/// Both clocks are one clock: page ≤ MSR ≤ page for reads in that order.
-fn compare(pairs: u64) {
-    let (mut before, mut after, mut invalid) = (0_u64, 0_u64, 0_u64);
-    for _ in 0..pairs {
-        let (Some(first), Some(msr), Some(second)) = (PAGE.read(), clocks::msr(), PAGE.read())
-        else {
-            invalid += 1;
-            continue;
-        };
-        before += u64::from(msr < first);
-        after += u64::from(second < msr);
-    }
-    ResultLine::new(GUEST)
-        .text("check", "page<=msr<=page")
-        .number("pairs", pairs)
-        .number("msr_before_page", before)
-        .number("page_before_msr", after)
-        .number("invalid", invalid)
-        .end();
 }
