@@ -315,7 +315,9 @@ impl Drop for Machine {
     }
 }
 
-fn tail(bytes: &[u8]) -> String {
+/// The last lines of a console, for a failure's message.
+#[must_use]
+pub fn tail(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     let lines: Vec<&str> = text.lines().collect();
     let last = &lines[lines.len().saturating_sub(TAIL_LINES)..];

@@ -13,6 +13,7 @@ use guests::args::Args;
 use guests::clocks::{self, Hpet, MSR_TIME_REF_COUNT, PAGE};
 use guests::console::ResultLine;
 use guests::cpu::Cpu;
+use guests::mark::Marks;
 use guests::order::PageAndMsr;
 use guests::stats::Batches;
 use guests::{guest_main, ring0};
@@ -71,6 +72,7 @@ fn main(args: &Args, _cpu: &'static Cpu) {
     let page = PAGE.enable();
     let tsc_hz = clocks::tsc_hz();
 
+    let marks = Marks::default();
     let report = |clock: &str, place: &str, cost: &Cost| {
         let line = ResultLine::new(GUEST)
             .text("clock", clock)
@@ -79,7 +81,10 @@ fn main(args: &Args, _cpu: &'static Cpu) {
             .number("batches", cost.count())
             .number("cycles_p50", cost.p50())
             .number("cycles_min", cost.min())
-            .number("cycles_max", cost.max());
+            .number("cycles_max", cost.max())
+            // One batch more: the first is not measured, but it is between the marks.
+            .number("reads", reads * (cost.count() as u64 + 1))
+            .number("first_mark", marks.last_pair());
         match tsc_hz {
             Some(hz) => line.number("ns_p50", cost.p50().to_ns(hz)),
             None => line,
@@ -87,18 +92,22 @@ fn main(args: &Args, _cpu: &'static Cpu) {
         .end();
     };
     let in_ring3 = |clock: &str, read: &mut dyn FnMut(u64)| {
+        marks.next();
         let cost = Cost::run(batches, reads, |reads| {
             let start = clocks::tsc();
             read(reads);
             clocks::tsc().wrapping_sub(start)
         });
+        marks.next();
         report(clock, "guest-user", &cost);
     };
     let in_ring0 = |clock: &str, routine: unsafe extern "C" fn(), argument: u64| {
+        marks.next();
         let cost = Cost::run(batches, reads, |reads| {
             // SAFETY: one of the routines above with its two arguments; what it reads was probed.
             unsafe { ring0::call(routine, [argument, reads, 0]) }.0
         });
+        marks.next();
         report(clock, "guest-kernel", &cost);
     };
 
