@@ -249,8 +249,9 @@ impl Lab {
                     if seen.len() < MAX_PORT_BYTES {
                         seen.extend_from_slice(&bytes);
                     }
-                    if port != Port::Console {
-                        progress.heard();
+                    match port {
+                        Port::Console => progress.remind(),
+                        Port::Stdout | Port::Stderr => progress.heard(),
                     }
                     sink(port, &bytes);
                 }
