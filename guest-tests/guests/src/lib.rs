@@ -12,6 +12,7 @@ pub mod console;
 pub mod cpu;
 pub mod entry;
 pub mod fault;
+pub mod histogram;
 mod mem;
 pub mod order;
 pub mod port;

@@ -1,5 +1,6 @@
 //! Application processors: started together by INIT and SIPI, each runs one job and halts.
 
+use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 use crate::apic::{Apic, Delivery, mask_legacy_pics};
@@ -118,6 +119,34 @@ impl Gate {
         while !self.0.load(Ordering::Acquire) {
             core::hint::spin_loop();
         }
+    }
+}
+
+/// A value that one vCPU uses at a time.
+#[derive(Debug)]
+pub struct Locked<T> {
+    taken: AtomicBool,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: `with` is the only way to the value, and lets one vCPU in.
+unsafe impl<T: Send> Sync for Locked<T> {}
+
+impl<T> Locked<T> {
+    /// Nobody has it.
+    pub const fn new(value: T) -> Self {
+        Self { taken: AtomicBool::new(false), value: UnsafeCell::new(value) }
+    }
+
+    /// Waits until nobody has the value, then runs `body` on it. Do not nest, nor use in handlers.
+    pub fn with<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
+        while self.taken.swap(true, Ordering::Acquire) {
+            core::hint::spin_loop();
+        }
+        // SAFETY: whoever set `taken` has the value alone until it is cleared.
+        let result = body(unsafe { &mut *self.value.get() });
+        self.taken.store(false, Ordering::Release);
+        result
     }
 }
 
