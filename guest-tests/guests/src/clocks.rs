@@ -69,6 +69,13 @@ impl TscPage {
         ring0::wrmsr(MSR_REFERENCE_TSC, core::ptr::from_ref(self) as u64 | 1)
     }
 
+    /// The first TSC at which the page reads at least `time` (100 ns units).
+    pub fn first_tsc_of(&self, time: u64) -> u64 {
+        let scale = self.scale.load(Ordering::Relaxed).max(1);
+        let units = time.wrapping_sub(self.offset.load(Ordering::Relaxed) as u64);
+        (u128::from(units) << 64).div_ceil(u128::from(scale)) as u64
+    }
+
     /// Reference time in 100 ns units; `None` while the page is not valid.
     #[inline(always)]
     pub fn read(&self) -> Option<u64> {
