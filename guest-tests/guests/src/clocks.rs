@@ -28,13 +28,15 @@ pub fn tsc() -> u64 {
     high << 32 | low
 }
 
-/// TSC frequency in Hz: what the hypervisor says, else what its page implies, else unknown.
+/// TSC frequency in Hz: what the hypervisor says, else what its page implies, else what the HPET
+/// shows in 20 ms.
 pub fn tsc_hz() -> Option<u64> {
     let told = ring0::rdmsr(MSR_TSC_FREQUENCY).filter(|&hz| hz != 0);
-    told.or_else(|| {
+    let implied = || {
         let scale = PAGE.scale.load(Ordering::Relaxed);
         (scale != 0).then(|| ((10_000_000_u128 << 64) / u128::from(scale)) as u64)
-    })
+    };
+    told.or_else(implied).or_else(|| Some(Hpet::find()?.measure_tsc()))
 }
 
 /// TLFS 12.7: the reference TSC page, filled by the hypervisor.
@@ -65,6 +67,13 @@ impl TscPage {
     pub fn enable(&self) -> Option<()> {
         ring0::wrmsr(MSR_GUEST_OS_ID, GUEST_OS_ID)?;
         ring0::wrmsr(MSR_REFERENCE_TSC, core::ptr::from_ref(self) as u64 | 1)
+    }
+
+    /// The first TSC at which the page reads at least `time` (100 ns units).
+    pub fn first_tsc_of(&self, time: u64) -> u64 {
+        let scale = self.scale.load(Ordering::Relaxed).max(1);
+        let units = time.wrapping_sub(self.offset.load(Ordering::Relaxed) as u64);
+        (u128::from(units) << 64).div_ceil(u128::from(scale)) as u64
     }
 
     /// Reference time in 100 ns units; `None` while the page is not valid.
@@ -119,6 +128,19 @@ impl Hpet {
     /// Femtoseconds per count.
     pub fn period_fs(self) -> u64 {
         self.read(HPET_CAPABILITIES) >> 32
+    }
+
+    fn measure_tsc(self) -> u64 {
+        const FS_PER_S: u128 = 1_000_000_000_000_000;
+        let wanted = FS_PER_S as u64 / 50 / self.period_fs();
+        let (start, tsc_start) = (self.counter(), tsc());
+        loop {
+            let (counts, tsc) = (self.counter().wrapping_sub(start), tsc());
+            if counts >= wanted {
+                let fs = u128::from(counts) * u128::from(self.period_fs());
+                return (u128::from(tsc.wrapping_sub(tsc_start)) * FS_PER_S / fs) as u64;
+            }
+        }
     }
 
     /// The main counter.

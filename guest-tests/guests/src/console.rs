@@ -59,3 +59,13 @@ impl ResultLine {
         let _ = Console.write_str("}\n");
     }
 }
+
+/// Two numbers, printed as a JSON array.
+#[derive(Debug, Clone, Copy)]
+pub struct Pair(pub u64, pub u64);
+
+impl fmt::Display for Pair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "[{},{}]", self.0, self.1)
+    }
+}

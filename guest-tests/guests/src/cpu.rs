@@ -1,6 +1,6 @@
 //! One vCPU's private memory: descriptor tables, stacks, and what its handlers record.
 
-use core::sync::atomic::{AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
 /// Bytes per vCPU. A power of two, and every block is aligned to it, so that a handler finds its
 /// own block by masking the stack pointer. `guest.ld` aligns the first one.
@@ -41,6 +41,8 @@ pub struct Cpu {
     pub arrival_tsc: AtomicU64,
     /// NMIs taken.
     pub nmi_count: AtomicU64,
+    /// The vCPU is about to halt and wants an interrupt when its turn comes.
+    pub sleeping: AtomicBool,
 }
 
 unsafe extern "C" {

@@ -12,6 +12,7 @@ pub mod console;
 pub mod cpu;
 pub mod entry;
 pub mod fault;
+pub mod histogram;
 pub mod mark;
 mod mem;
 pub mod order;

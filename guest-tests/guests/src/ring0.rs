@@ -8,6 +8,7 @@ unsafe extern "C" {
     fn r0_halt();
     fn r0_halt_forever();
     fn r0_wait_irq();
+    fn r0_enable_interrupts();
 }
 
 global_asm!(
@@ -52,6 +53,11 @@ global_asm!(
     "1:",
     "  hlt",
     "  jmp 1b",
+    // Sets IF in the frame that the gate returns through: return address, RIP, CS, RFLAGS.
+    ".global r0_enable_interrupts",
+    "r0_enable_interrupts:",
+    "  or qword ptr [rsp + 24], 0x200",
+    "  ret",
     // (address of a count, value seen): sleeps until the count moves. STI's shadow covers HLT, so
     // the interrupt cannot slip in between.
     ".global r0_wait_irq",
@@ -122,4 +128,10 @@ pub fn halt_forever() -> ! {
 pub fn wait_irq(count: &core::sync::atomic::AtomicU64, seen: u64) {
     // SAFETY: the routine only reads the count.
     unsafe { call(r0_wait_irq, [count.as_ptr() as u64, seen, 0]) };
+}
+
+/// Lets interrupts reach ring 3 from now on.
+pub fn enable_interrupts() {
+    // SAFETY: changes the caller's flags only; every vector in use has a handler.
+    unsafe { call(r0_enable_interrupts, [0; 3]) };
 }

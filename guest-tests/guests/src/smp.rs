@@ -1,6 +1,7 @@
 //! Application processors: started together by INIT and SIPI, each runs one job and halts.
 
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 use crate::apic::{Apic, Delivery, mask_legacy_pics};
 use crate::args::Args;
@@ -22,7 +23,7 @@ unsafe extern "C" {
 static ARRIVED: AtomicU32 = AtomicU32::new(1);
 static FINISHED: AtomicU32 = AtomicU32::new(0);
 static JOB: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
-static USES_X2APIC: AtomicU32 = AtomicU32::new(1);
+static USES_X2APIC: AtomicBool = AtomicBool::new(true);
 
 /// What a vCPU does once it runs.
 pub type Job = fn(&'static Cpu);
@@ -47,7 +48,7 @@ pub fn apic_from(args: &Args) -> Apic {
 
 /// This vCPU's APIC, as [`start`] set it up.
 pub fn apic() -> Apic {
-    if USES_X2APIC.load(Ordering::Relaxed) == 1 { Apic::X2 } else { Apic::X }
+    if USES_X2APIC.load(Ordering::Relaxed) { Apic::X2 } else { Apic::X }
 }
 
 /// Enables the BSP's APIC, starts every other vCPU on `job`, and waits for their arrival: for
@@ -55,7 +56,7 @@ pub fn apic() -> Apic {
 pub fn start(args: &Args, bsp: &'static Cpu, job: Job) -> Team {
     let apic = apic_from(args);
     let expected = args.text("cpus").map(|_| args.number("cpus", 1));
-    USES_X2APIC.store((apic == Apic::X2).into(), Ordering::Relaxed);
+    USES_X2APIC.store(apic == Apic::X2, Ordering::Relaxed);
     JOB.store(job as *mut (), Ordering::Release);
     mask_legacy_pics();
     check_in(bsp);
@@ -98,29 +99,54 @@ impl Team {
     }
 }
 
-/// All vCPUs leave together, as often as needed.
+/// Lets vCPUs through once somebody has opened it.
 #[derive(Debug)]
-pub struct Barrier(AtomicU64);
+pub struct Gate(AtomicBool);
 
-impl Barrier {
-    /// A barrier that nobody has reached.
-    pub const fn new() -> Self {
-        Self(AtomicU64::new(0))
+impl Gate {
+    /// A closed one.
+    pub const fn closed() -> Self {
+        Self(AtomicBool::new(false))
     }
 
-    /// Waits for `count` vCPUs.
-    pub fn wait(&self, count: u32) {
-        let ticket = self.0.fetch_add(1, Ordering::AcqRel);
-        let round_end = (ticket / u64::from(count) + 1) * u64::from(count);
-        while self.0.load(Ordering::Acquire) < round_end {
+    /// Opens it for good, and publishes what the caller wrote before.
+    pub fn open(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    /// Returns once it is open.
+    pub fn wait(&self) {
+        while !self.0.load(Ordering::Acquire) {
             core::hint::spin_loop();
         }
     }
 }
 
-impl Default for Barrier {
-    fn default() -> Self {
-        Self::new()
+/// A value that one vCPU uses at a time.
+#[derive(Debug)]
+pub struct Locked<T> {
+    taken: AtomicBool,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: `with` is the only way to the value, and lets one vCPU in.
+unsafe impl<T: Send> Sync for Locked<T> {}
+
+impl<T> Locked<T> {
+    /// Nobody has it.
+    pub const fn new(value: T) -> Self {
+        Self { taken: AtomicBool::new(false), value: UnsafeCell::new(value) }
+    }
+
+    /// Waits until nobody has the value, then runs `body` on it. Do not nest, nor use in handlers.
+    pub fn with<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
+        while self.taken.swap(true, Ordering::Acquire) {
+            core::hint::spin_loop();
+        }
+        // SAFETY: whoever set `taken` has the value alone until it is cleared.
+        let result = body(unsafe { &mut *self.value.get() });
+        self.taken.store(false, Ordering::Release);
+        result
     }
 }
 
