@@ -4,6 +4,7 @@
 //! [`timeline`] is the one source of the guest's time.
 
 pub mod acpi;
+pub mod board;
 pub mod boot_params;
 pub mod cli;
 pub mod console;
@@ -25,6 +26,7 @@ pub mod msr_filter;
 pub mod overlay;
 pub mod registers;
 pub mod stats;
+pub mod stats_file;
 pub mod timeline;
 pub mod topology;
 pub mod tsc;

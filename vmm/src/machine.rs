@@ -1,6 +1,7 @@
 //! The machine: built in visible steps, then run until it ends.
 
 use crate::acpi;
+use crate::board;
 use crate::boot_params;
 use crate::cli::{HvImpl, RunOptions};
 use crate::console::Console;
@@ -8,39 +9,30 @@ use crate::cpuid::Template;
 use crate::ending::Ending;
 use crate::error::{Error, Result};
 use crate::events::{self, Signals, Timeout};
-use crate::host::{self, HostKind};
+use crate::host;
 use crate::hyperv::HyperV;
 use crate::input::{self, Input};
 use crate::irqchip;
-use crate::layout::COM1_GSI;
 use crate::lifecycle::Lifecycle;
 use crate::loader;
-use crate::marks::{Mark, Marks};
+use crate::marks::Marks;
 use crate::memory::{self, GuestMemory};
 use crate::msr_filter;
 use crate::registers;
-use crate::stats::{self, Exits, VcpuStats};
+use crate::stats::VcpuStats;
+use crate::stats_file;
 use crate::timeline::Timeline;
 use crate::topology::Topology;
 use crate::vcpu::{self, Peripherals};
-use devices::Signal;
-use devices::bus::{Bus, Device, Range};
-use devices::i8042::I8042;
-use devices::pm::{self, Pm, ResetPort};
-use devices::pvpanic::{self, Pvpanic};
-use devices::rtc::{self, Rtc};
-use devices::serial::{self, Serial};
-use devices::{i8042, marks};
+use devices::serial::Serial;
 use kvm_bindings::KVM_MAX_CPUID_ENTRIES;
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 use pvclock::hyperv::{Features, cpuid_leaves};
-use serde::Serialize;
 use std::fs::File;
 use std::path::Path;
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread::{self, JoinHandle};
-use std::time::{SystemTime, UNIX_EPOCH};
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 /// Most vCPUs that the tables and ids here are tested for.
 pub const MOST_CPUS: u32 = 1024;
@@ -58,33 +50,20 @@ pub struct Machine {
 }
 
 /// What the vCPU threads and the main thread share.
-struct Shared {
-    lifecycle: Arc<Lifecycle>,
-    peripherals: Peripherals,
-    stats: Arc<[VcpuStats]>,
-    marks: Arc<Marks>,
-    timeline: Arc<Timeline>,
+pub struct Shared {
+    /// Whether the vCPUs run.
+    pub lifecycle: Arc<Lifecycle>,
+    /// What exits concern.
+    pub peripherals: Peripherals,
+    /// Exits of each vCPU.
+    pub stats: Arc<[VcpuStats]>,
+    /// Moments so far.
+    pub marks: Arc<Marks>,
+    /// The guest's time.
+    pub timeline: Arc<Timeline>,
     // Outlives the VM's memory slots.
     _memory: GuestMemory,
 }
-
-/// What `--stats` writes.
-#[derive(Debug, Serialize)]
-struct Report {
-    schema_version: u32,
-    version: &'static str,
-    host_kind: HostKind,
-    method: &'static str,
-    ending: String,
-    exit_code: i32,
-    vcpus: usize,
-    tsc_hz: u64,
-    marks: Vec<Mark>,
-    exits: Exits,
-}
-
-const METHOD: &str =
-    "TSC from the return of KVM_RUN to the moment before the next KVM_RUN, per exit";
 
 impl Machine {
     /// Builds the machine that `options` describe.
@@ -154,10 +133,10 @@ impl Machine {
         // Devices.
         let console = Console::start(std::io::stdout())?;
         let room = input::room_signal()?;
-        let serial = serial_port(&vm, &console, &room)?;
+        let serial = board::serial_port(&vm, &console, &room)?;
         let counted = Arc::new(OnceLock::new());
-        let (ports, mmio) = buses(&serial, &lifecycle, &timeline, &marks, &counted);
-        let (ports, mmio) = (bus(ports)?, bus(mmio)?);
+        let (ports, mmio) = board::buses(&serial, &lifecycle, &timeline, &marks, &counted);
+        let (ports, mmio) = (board::bus(ports)?, board::bus(mmio)?);
         let stats: Arc<[VcpuStats]> =
             (0..cpus).map(|_| VcpuStats::new(ports.names().len(), mmio.names().len())).collect();
         let _ = counted.set(stats.clone());
@@ -223,7 +202,7 @@ impl Machine {
             log::warn!("{dropped} bytes of console output were dropped: stdout was not read");
         }
         if let Some(path) = &options.stats {
-            write_stats(path, &self.shared, &ending)?;
+            stats_file::write(path, &self.shared, &ending)?;
         }
         Ok(ending)
     }
@@ -264,60 +243,6 @@ fn create_vcpu(vm: &VmFd, apic_id: u32) -> Result<VcpuFd> {
     vm.create_vcpu(u64::from(apic_id)).map_err(|e| {
         Error::new(format!("--cpus: KVM makes no vCPU with APIC id {apic_id} ({e}); ask for fewer"))
     })
-}
-
-fn bus(ranges: Vec<Range>) -> Result<Bus> {
-    Bus::new(ranges).map_err(|e| Error::new(e.to_string()))
-}
-
-fn serial_port(vm: &VmFd, console: &Console, room: &EventFd) -> Result<Arc<Serial>> {
-    let failed =
-        |e: &dyn std::fmt::Display| Error::new(format!("cannot wire the serial port ({e})"));
-    let line = EventFd::new(EFD_NONBLOCK).map_err(|e| failed(&e))?;
-    vm.register_irqfd(&line, COM1_GSI).map_err(|e| failed(&e))?;
-    let room = room.try_clone().map_err(|e| failed(&e))?;
-    let ring = |fd: EventFd| -> Signal { Box::new(move || drop(fd.write(1))) };
-    Ok(Arc::new(Serial::new(Box::new(console.writer()), ring(line), ring(room))))
-}
-
-/// What answers on the port bus and on the memory bus.
-fn buses(
-    serial: &Arc<Serial>,
-    lifecycle: &Arc<Lifecycle>,
-    timeline: &Arc<Timeline>,
-    marks: &Arc<Marks>,
-    counted: &Arc<OnceLock<Arc<[VcpuStats]>>>,
-) -> (Vec<Range>, Vec<Range>) {
-    let end = |why: Ending| -> Signal {
-        let lifecycle = lifecycle.clone();
-        Box::new(move || lifecycle.end(why.clone()))
-    };
-    let range = |name, base, len, device: Arc<dyn Device>| Range { name, base, len, device };
-    let pvpanic = {
-        let lifecycle = lifecycle.clone();
-        Pvpanic::new(Box::new(move |_| lifecycle.end(Ending::GuestPanic)))
-    };
-    let mark_port = {
-        let (marks, counted) = (marks.clone(), counted.clone());
-        marks::Marks::new(Box::new(move |byte| {
-            let exits = counted.get().map(|vcpus| stats::totals(vcpus.iter()));
-            marks.note(format!("guest {byte}"), exits);
-        }))
-    };
-    let wall_clock = Box::new(|| {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH);
-        since.map_or(0, |d| d.as_secs() as i64)
-    });
-    let ports = vec![
-        range("serial", serial::COM1_BASE, serial::LEN, serial.clone()),
-        range("i8042", i8042::BASE, i8042::LEN, Arc::new(I8042::new(end(Ending::Reboot)))),
-        range("rtc", rtc::BASE, rtc::LEN, Arc::new(Rtc::new(wall_clock))),
-        range("pm", pm::BASE, pm::LEN, Arc::new(Pm::new(timeline.clone(), end(Ending::PowerOff)))),
-        range("reset", pm::RESET_PORT, 1, Arc::new(ResetPort::new(end(Ending::Reboot)))),
-        range("pvpanic", pvpanic::PORT, 1, Arc::new(pvpanic)),
-        range("marks", marks::PORT, 1, Arc::new(mark_port)),
-    ];
-    (ports, vec![])
 }
 
 /// What a vCPU thread needs to make its vCPU.
@@ -377,25 +302,4 @@ fn spawn_vcpu(
         .map_err(|e| {
             Error::new(format!("--cpus: the host starts no thread for vCPU {index} ({e})"))
         })
-}
-
-fn write_stats(path: &Path, shared: &Shared, ending: &Ending) -> Result<()> {
-    let peripherals = &shared.peripherals;
-    let tsc_hz = shared.timeline.clock().tsc_hz();
-    let vcpus: Vec<_> = shared.stats.iter().collect();
-    let report = Report {
-        schema_version: stats::SCHEMA_VERSION,
-        version: env!("CARGO_PKG_VERSION"),
-        host_kind: HostKind::detect(),
-        method: METHOD,
-        ending: ending.to_string(),
-        exit_code: ending.code(),
-        vcpus: vcpus.len(),
-        tsc_hz,
-        marks: shared.marks.list(),
-        exits: stats::gather(&vcpus, peripherals.ports.names(), peripherals.mmio.names(), tsc_hz),
-    };
-    let failed = |e: &dyn std::fmt::Display| Error::new(format!("--stats {}: {e}", path.display()));
-    let file = File::create(path).map_err(|e| failed(&e))?;
-    serde_json::to_writer_pretty(file, &report).map_err(|e| failed(&e))
 }

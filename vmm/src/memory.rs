@@ -34,7 +34,7 @@ pub fn allocate(bytes: u64) -> Result<GuestMemory> {
             MIN_BYTES >> 20
         )));
     }
-    if bytes % 4096 != 0 {
+    if !bytes.is_multiple_of(4096) {
         return Err(Error::new(format!("--memory: {bytes} bytes is not a whole number of pages")));
     }
     let ranges: Vec<_> = ranges(bytes)

@@ -221,8 +221,8 @@ pub fn totals<'a>(vcpus: impl IntoIterator<Item = &'a VcpuStats>) -> Reasons {
 }
 
 /// Gathers what all vCPUs counted; `ports` and `mmio` name the bus ranges.
-pub fn gather<'a>(
-    vcpus: &[&'a VcpuStats],
+pub fn gather(
+    vcpus: &[&VcpuStats],
     ports: impl Iterator<Item = &'static str>,
     mmio: impl Iterator<Item = &'static str>,
     tsc_hz: u64,

@@ -57,7 +57,7 @@ pub fn load_kernel(memory: &GuestMemory, path: &Path) -> Result<Kernel> {
         .read_to_end(&mut head)
         .map_err(|e| Error::new(format!("--kernel {}: {e}", path.display())))?;
     let loaded = match Image::of(&head) {
-        Image::BzImage => bzimage::load(memory, &mut file, length, &head),
+        Image::Bz => bzimage::load(memory, &mut file, length, &head),
         Image::Elf64 => elf::load(memory, &mut file),
         Image::Unknown(found) => Err(format!(
             "{found}; accepted are a Linux bzImage (x86-64) and a 64-bit x86 ELF kernel"
@@ -69,7 +69,7 @@ pub fn load_kernel(memory: &GuestMemory, path: &Path) -> Result<Kernel> {
 /// What the first bytes of a file say it is.
 #[derive(Debug, PartialEq, Eq)]
 enum Image {
-    BzImage,
+    Bz,
     Elf64,
     Unknown(&'static str),
 }
@@ -93,7 +93,7 @@ impl Image {
         }
         // x86 boot protocol: `HdrS` at 0x202.
         if at(0x202, b"HdrS") {
-            return Image::BzImage;
+            return Image::Bz;
         }
         if head.len() < 0x260 {
             return Image::Unknown("is too short to be a kernel");
