@@ -34,8 +34,10 @@ impl CounterView {
     }
 }
 
-/// The counter as readers see it. Written under the device's lock only.
+/// The counter as readers see it. Written under the device's lock only, and on a cache line of
+/// its own, which that lock does not take from the readers.
 #[derive(Debug)]
+#[repr(align(64))]
 pub struct Counter {
     sequence: AtomicU64,
     running: AtomicBool,
