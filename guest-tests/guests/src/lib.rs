@@ -13,6 +13,7 @@ pub mod cpu;
 pub mod entry;
 pub mod fault;
 pub mod histogram;
+pub mod ioapic;
 pub mod mark;
 mod mem;
 pub mod order;
