@@ -10,7 +10,7 @@ use kvm_bindings::{
     kvm_userspace_memory_region,
 };
 use kvm_ioctls::{
-    Kvm, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VcpuExit, VcpuFd, VmFd,
+    Kvm, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VcpuExit, VcpuFd,
 };
 use pvclock::hyperv::msr;
 use serde::Serialize;
