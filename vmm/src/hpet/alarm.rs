@@ -142,7 +142,11 @@ mod tests {
         let lifecycle = Lifecycle::new(0).unwrap();
         let (sender, expiries) = mpsc::channel();
         std::thread::scope(|scope| {
-            scope.spawn(|| alarm.run(&lifecycle, || drop(sender.send(clock.now_10ns()))));
+            scope.spawn(|| {
+                alarm.run(&lifecycle, || {
+                    let _ = sender.send(clock.now_10ns());
+                })
+            });
             test(&alarm, &lifecycle, &expiries);
             lifecycle.end(Ending::Quit);
             alarm.stop();
