@@ -197,6 +197,17 @@ impl ReferenceClock {
         Self::through(self.tsc_hz, self.scale, resumed_tsc, self.reading(paused_tsc))
     }
 
+    /// The words of the clock, in a form that atomics can hold.
+    pub(crate) const fn to_words(self) -> [u64; 3] {
+        [self.tsc_hz, self.scale, self.offset as u64]
+    }
+
+    /// The inverse of [`Self::to_words`]; any three words make a clock that is safe
+    /// to read, if not a sensible one.
+    pub(crate) const fn from_words([tsc_hz, scale, offset]: [u64; 3]) -> Self {
+        Self { tsc_hz, scale, offset: offset as i64 }
+    }
+
     #[inline]
     const fn reading(&self, tsc: u64) -> Reading {
         let product = tsc as u128 * self.scale as u128;

@@ -166,6 +166,11 @@ proptest! {
             prop_assert_eq!(last / 10, clock.ticks(tsc).0);
         }
     }
+
+    #[test]
+    fn words_round_trip(clock in any_clock()) {
+        prop_assert_eq!(ReferenceClock::from_words(clock.to_words()), clock);
+    }
 }
 
 #[test]

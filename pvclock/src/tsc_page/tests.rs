@@ -1,11 +1,5 @@
 use super::*;
 
-type Page = [AtomicU64; PAGE_SIZE / 8];
-
-fn page() -> Page {
-    std::array::from_fn(|_| AtomicU64::new(0))
-}
-
 /// The guest's side, written from the specification's pseudo-code. `None` means
 /// that it fell back to the MSR; so that a test ends, it also gives up after
 /// `attempts` restarts.
@@ -42,6 +36,12 @@ mod concrete {
     use super::*;
     use proptest::prelude::*;
     use std::cell::RefCell;
+
+    type Page = [AtomicU64; PAGE_SIZE / 8];
+
+    fn page() -> Page {
+        std::array::from_fn(|_| AtomicU64::new(0))
+    }
 
     fn bytes(page: &Page) -> [u8; PAGE_SIZE] {
         let words: Vec<u8> =
