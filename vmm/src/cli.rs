@@ -58,6 +58,17 @@ pub struct RunOptions {
     /// Whose Hyper-V clock: ours, or the host KVM's (auto = user)
     #[arg(long, value_name = "WHO", value_enum, default_value_t = HvImpl::Auto)]
     pub hv_impl: HvImpl,
+    /// Give the guest an HPET whose reads exit, or lie in a page
+    #[arg(long, value_name = "HOW", value_enum, default_value_t = HpetMode::Exit)]
+    pub hpet: HpetMode,
+    /// Timers of the HPET, 3 to 32
+    #[arg(long, value_name = "N", default_value_t = 3,
+        value_parser = clap::value_parser!(u8).range(3..=32))]
+    pub hpet_timers: u8,
+    /// With --hpet page: store the counter every NS ns (0: as often as a thread can)
+    #[arg(long, value_name = "NS", default_value_t = 0,
+        value_parser = clap::value_parser!(u64).range(..=1_000_000_000))]
+    pub hpet_page_period: u64,
     /// End the guest after this many seconds (exit code 36)
     #[arg(long, value_name = "SECS", value_parser = seconds, allow_negative_numbers = true)]
     pub timeout: Option<Duration>,
@@ -75,6 +86,17 @@ pub enum HvImpl {
     Kernel,
     /// `user`.
     Auto,
+}
+
+/// Whether there is an HPET, and what a read of it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum HpetMode {
+    /// No HPET.
+    Off,
+    /// A read is an exit.
+    Exit,
+    /// A read is a read of memory, which a busy thread keeps up to date.
+    Page,
 }
 
 impl RunOptions {
@@ -152,6 +174,9 @@ pub fn check(options: &RunOptions) -> Result<()> {
     if options.cpus == 0 {
         return Err(Error::new("--cpus 0: a machine has at least one vCPU"));
     }
+    if options.hpet_page_period != 0 && options.hpet != HpetMode::Page {
+        return Err(Error::new("--hpet-page-period: needs --hpet page"));
+    }
     Ok(())
 }
 
@@ -186,6 +211,9 @@ mod tests {
             vec!["vmm", "--no-such-flag"],
             vec!["vmm", "--timeout", "0"],
             vec!["vmm", "--hv-impl", "magic"],
+            vec!["vmm", "--hpet-timers", "2"],
+            vec!["vmm", "--hpet-timers", "33"],
+            vec!["vmm", "--hpet-page-period", "1000000001"],
         ] {
             let flag = arguments[1];
             match parse(arguments.iter().map(Into::into)) {

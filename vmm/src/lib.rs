@@ -14,6 +14,7 @@ pub mod ending;
 pub mod error;
 pub mod events;
 pub mod host;
+pub mod hpet;
 pub mod hyperv;
 pub mod input;
 pub mod irqchip;

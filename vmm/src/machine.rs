@@ -10,6 +10,7 @@ use crate::ending::Ending;
 use crate::error::{Error, Result};
 use crate::events::{self, Signals, Timeout};
 use crate::host;
+use crate::hpet;
 use crate::hyperv::HyperV;
 use crate::input::{self, Input};
 use crate::irqchip;
@@ -41,6 +42,7 @@ pub const MOST_CPUS: u32 = 1024;
 pub struct Machine {
     // Threads first: they are gone before what they use.
     threads: Vec<JoinHandle<()>>,
+    hpet: Option<hpet::Board>,
     shared: Arc<Shared>,
     console: Console,
     serial: Arc<Serial>,
@@ -61,6 +63,8 @@ pub struct Shared {
     pub marks: Arc<Marks>,
     /// The guest's time.
     pub timeline: Arc<Timeline>,
+    /// What the HPET counts.
+    pub hpet: Option<hpet::Meters>,
     // Outlives the VM's memory slots.
     _memory: GuestMemory,
 }
@@ -88,7 +92,7 @@ impl Machine {
 
         // Memory, and what the guest finds in it.
         let memory = memory::allocate(options.memory)?;
-        memory::register(&vm, &memory)?;
+        let free_slot = memory::register(&vm, &memory)?;
         marks.note("memory", None);
         let kernel = loader::load_kernel(&memory, kernel_path)?;
         loader::check_cmdline(&kernel, &options.cmdline)?;
@@ -99,7 +103,6 @@ impl Machine {
         boot_params::write(&memory, options.memory, &kernel, &options.cmdline, initrd)?;
         registers::write_tables(&memory)
             .map_err(|e| Error::new(format!("cannot write the boot tables ({e})")))?;
-        acpi::write(&memory, &acpi::Machine { topology, hpet_id: None }).map_err(Error::new)?;
         marks.note("kernel loaded", None);
 
         // The boot vCPU comes first: it tells how the guest's TSC runs.
@@ -134,8 +137,12 @@ impl Machine {
         let console = Console::start(std::io::stdout())?;
         let room = input::room_signal()?;
         let serial = board::serial_port(&vm, &console, &room)?;
+        let hpet = hpet::Board::build(options, &vm, free_slot, &lifecycle, &timeline)?;
+        let hpet_id = hpet.as_ref().map(hpet::Board::id);
+        acpi::write(&memory, &acpi::Machine { topology, hpet_id }).map_err(Error::new)?;
         let counted = Arc::new(OnceLock::new());
-        let (ports, mmio) = board::buses(&serial, &lifecycle, &timeline, &marks, &counted);
+        let (ports, mut mmio) = board::buses(&serial, &lifecycle, &timeline, &marks, &counted);
+        mmio.extend(hpet.as_ref().map(hpet::Board::range));
         let (ports, mmio) = (board::bus(ports)?, board::bus(mmio)?);
         let stats: Arc<[VcpuStats]> =
             (0..cpus).map(|_| VcpuStats::new(ports.names().len(), mmio.names().len())).collect();
@@ -149,6 +156,7 @@ impl Machine {
             stats,
             marks,
             timeline,
+            hpet: hpet.as_ref().map(hpet::Board::meters),
             _memory: memory,
         });
 
@@ -170,7 +178,7 @@ impl Machine {
             }
         }
         shared.marks.note("vcpus ready", None);
-        Ok(Self { threads, shared, console, serial, room, signals, _vm: vm })
+        Ok(Self { threads, hpet, shared, console, serial, room, signals, _vm: vm })
     }
 
     /// Lets the guest run until it, a person or a fault ends it.
@@ -193,6 +201,10 @@ impl Machine {
         }
         for thread in self.threads {
             let _ = thread.join();
+        }
+        drop(self.hpet);
+        if let Some(page) = self.shared.hpet.as_ref().and_then(|meters| meters.report().page) {
+            log::info!("HPET page: {page}");
         }
         let ending = lifecycle
             .ending()
