@@ -1,6 +1,7 @@
 //! The command line.
 
 use crate::error::{Error, Result};
+use crate::serial_to::SerialTo;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -58,6 +59,9 @@ pub struct RunOptions {
     /// Whose Hyper-V clock: ours, or the host KVM's (auto = user)
     #[arg(long, value_name = "WHO", value_enum, default_value_t = HvImpl::Auto)]
     pub hv_impl: HvImpl,
+    /// Serial port: stdio, none, file=PATH or pty
+    #[arg(long, value_name = "TO", default_value = "stdio")]
+    pub serial: SerialTo,
     /// End the guest after this many seconds (exit code 36)
     #[arg(long, value_name = "SECS", value_parser = seconds)]
     pub timeout: Option<Duration>,
