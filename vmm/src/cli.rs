@@ -45,10 +45,10 @@ pub struct RunOptions {
     #[arg(long, alias = "append", value_name = "TEXT", default_value = "console=ttyS0")]
     pub cmdline: String,
     /// Number of vCPUs
-    #[arg(short, long, value_name = "N", default_value_t = 1)]
+    #[arg(short, long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
     pub cpus: u32,
     /// Guest memory: a number with K, M or G; M if bare
-    #[arg(short, long, value_name = "SIZE", default_value = "512M", value_parser = memory_size)]
+    #[arg(short, long, value_name = "SIZE", default_value = "512M", value_parser = memory_size, allow_negative_numbers = true)]
     pub memory: u64,
     /// Give the guest the Hyper-V reference TSC page and counter
     #[arg(long)]
@@ -63,7 +63,7 @@ pub struct RunOptions {
     #[arg(long, value_name = "TO", default_value = "stdio")]
     pub serial: SerialTo,
     /// End the guest after this many seconds (exit code 36)
-    #[arg(long, value_name = "SECS", value_parser = seconds)]
+    #[arg(long, value_name = "SECS", value_parser = seconds, allow_negative_numbers = true)]
     pub timeout: Option<Duration>,
     /// Write exit counts and times there as JSON
     #[arg(long, value_name = "FILE")]
