@@ -1,6 +1,7 @@
 //! The command line.
 
 use crate::error::{Error, Result};
+use crate::serial_to::SerialTo;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -69,6 +70,9 @@ pub struct RunOptions {
     #[arg(long, value_name = "NS", default_value_t = 0,
         value_parser = clap::value_parser!(u64).range(..=1_000_000_000))]
     pub hpet_page_period: u64,
+    /// Serial port: stdio, none, file=PATH or pty
+    #[arg(long, value_name = "TO", default_value = "stdio")]
+    pub serial: SerialTo,
     /// End the guest after this many seconds (exit code 36)
     #[arg(long, value_name = "SECS", value_parser = seconds, allow_negative_numbers = true)]
     pub timeout: Option<Duration>,

@@ -8,7 +8,7 @@ use crate::console::Console;
 use crate::cpuid::Template;
 use crate::ending::Ending;
 use crate::error::{Error, Result};
-use crate::events::{self, Signals, Timeout};
+use crate::events::{self, Timeout};
 use crate::host;
 use crate::hpet;
 use crate::hyperv::HyperV;
@@ -18,10 +18,15 @@ use crate::lifecycle::Lifecycle;
 use crate::loader;
 use crate::marks::Marks;
 use crate::memory::{self, GuestMemory};
+use crate::monitor::Monitor;
 use crate::msr_filter;
+use crate::operator::Operator;
 use crate::registers;
+use crate::serial_to;
+use crate::signals::{self, Signals};
 use crate::stats::VcpuStats;
 use crate::stats_file;
+use crate::terminal::Taken;
 use crate::timeline::Timeline;
 use crate::topology::Topology;
 use crate::vcpu::{self, Peripherals};
@@ -29,7 +34,6 @@ use devices::serial::Serial;
 use kvm_bindings::KVM_MAX_CPUID_ENTRIES;
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 use pvclock::hyperv::{Features, cpuid_leaves};
-use std::fs::File;
 use std::path::Path;
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread::{self, JoinHandle};
@@ -47,8 +51,8 @@ pub struct Machine {
     console: Console,
     serial: Arc<Serial>,
     room: EventFd,
-    signals: File,
-    _vm: Arc<VmFd>,
+    source: serial_to::Source,
+    vm: Arc<VmFd>,
 }
 
 /// What the vCPU threads and the main thread share.
@@ -76,7 +80,7 @@ impl Machine {
     /// One line that names the flag or file to change.
     pub fn build(options: &RunOptions, marks: Marks) -> Result<Self> {
         let kernel_path = options.kernel.as_deref().unwrap_or(Path::new(""));
-        let signals = Signals::block()?;
+        let (output, source) = serial_to::open(&options.serial)?;
         let marks = Arc::new(marks);
 
         // KVM, and what it can do.
@@ -134,7 +138,7 @@ impl Machine {
         );
 
         // Devices.
-        let console = Console::start(std::io::stdout())?;
+        let console = Console::start(output)?;
         let room = input::room_signal()?;
         let serial = board::serial_port(&vm, &console, &room)?;
         let hpet = hpet::Board::build(options, &vm, free_slot, &lifecycle, &timeline)?;
@@ -178,7 +182,7 @@ impl Machine {
             }
         }
         shared.marks.note("vcpus ready", None);
-        Ok(Self { threads, hpet, shared, console, serial, room, signals, _vm: vm })
+        Ok(Self { threads, hpet, shared, console, serial, room, source, vm })
     }
 
     /// Lets the guest run until it, a person or a fault ends it.
@@ -187,10 +191,22 @@ impl Machine {
     /// What the host refuses at the start, or a statistics file that cannot be written.
     pub fn run(self, options: &RunOptions) -> Result<Ending> {
         let lifecycle = &self.shared.lifecycle;
-        let mut subscribers: Vec<events::Subscriber> = vec![
-            Arc::new(Signals::new(self.signals, lifecycle.clone())),
-            Arc::new(Input::new(std::io::stdin(), self.serial.clone(), self.room)),
-        ];
+        let room = self.room.try_clone().map_err(|e| Error::new(format!("an eventfd ({e})")))?;
+        let mut subscribers: Vec<events::Subscriber> =
+            vec![Arc::new(Signals::block(lifecycle.clone(), room)?)];
+        let terminal = self.source.operator.then(Taken::now);
+        if let Some(reader) = self.source.reader {
+            let operator = terminal.is_some().then(|| {
+                let monitor = Monitor::new(self.shared.clone(), self.vm.clone());
+                Operator::new(self.console.writer(), monitor)
+            });
+            subscribers.push(Arc::new(Input::new(
+                reader,
+                operator,
+                self.serial.clone(),
+                self.room,
+            )));
+        }
         if let Some(after) = options.timeout {
             subscribers.push(Arc::new(Timeout::start(after, lifecycle.clone())?));
         }
@@ -210,6 +226,7 @@ impl Machine {
             .ending()
             .unwrap_or_else(|| Ending::VmmFailure("the machine ended without a reason".into()));
         let dropped = self.console.finish();
+        drop(terminal);
         if dropped > 0 {
             log::warn!("{dropped} bytes of console output were dropped: stdout was not read");
         }
@@ -296,6 +313,7 @@ fn spawn_vcpu(
     thread::Builder::new()
         .name(format!("vcpu{index}"))
         .spawn(move || {
+            signals::leave_to_main();
             let grown = seed.grow(index, boot);
             drop(seed);
             let told = match grown {

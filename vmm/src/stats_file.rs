@@ -37,7 +37,7 @@ const METHOD: &str =
 /// One line that names the file.
 pub fn write(path: &Path, shared: &Shared, ending: &Ending) -> Result<()> {
     let peripherals = &shared.peripherals;
-    let tsc_hz = shared.timeline.clock().tsc_hz();
+    let tsc_hz = shared.timeline.nominal_hz();
     let vcpus: Vec<_> = shared.stats.iter().collect();
     let report = Report {
         schema_version: stats::SCHEMA_VERSION,
