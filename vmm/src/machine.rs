@@ -5,6 +5,8 @@ use crate::board;
 use crate::boot_params;
 use crate::cli::{HvImpl, RunOptions};
 use crate::console::Console;
+use crate::control::Control;
+use crate::control_socket::{Server, Socket};
 use crate::cpuid::Template;
 use crate::ending::Ending;
 use crate::error::{Error, Result};
@@ -46,7 +48,9 @@ pub struct Machine {
     serial: Arc<Serial>,
     room: EventFd,
     signals: File,
-    _vm: Arc<VmFd>,
+    control: Option<Socket>,
+    topology: Topology,
+    vm: Arc<VmFd>,
 }
 
 /// What the vCPU threads and the main thread share.
@@ -74,6 +78,7 @@ impl Machine {
         let kernel_path = options.kernel.as_deref().unwrap_or(Path::new(""));
         let signals = Signals::block()?;
         let marks = Arc::new(marks);
+        let control = options.control.as_deref().map(Socket::bind).transpose()?;
 
         // KVM, and what it can do.
         let kvm = host::open_kvm()?;
@@ -170,7 +175,7 @@ impl Machine {
             }
         }
         shared.marks.note("vcpus ready", None);
-        Ok(Self { threads, shared, console, serial, room, signals, _vm: vm })
+        Ok(Self { threads, shared, console, serial, room, signals, control, topology, vm })
     }
 
     /// Lets the guest run until it, a person or a fault ends it.
@@ -185,6 +190,10 @@ impl Machine {
         ];
         if let Some(after) = options.timeout {
             subscribers.push(Arc::new(Timeout::start(after, lifecycle.clone())?));
+        }
+        if let Some(socket) = self.control {
+            let control = Control::new(self.shared.clone(), self.vm.clone(), self.topology);
+            subscribers.push(Arc::new(Server::new(socket, control)));
         }
         lifecycle.resume();
         let waited = events::run(lifecycle, subscribers);
