@@ -79,6 +79,9 @@ pub struct RunOptions {
     /// Write exit counts and times there as JSON
     #[arg(long, value_name = "FILE")]
     pub stats: Option<PathBuf>,
+    /// Take commands there, one JSON object a line
+    #[arg(long, value_name = "SOCKET")]
+    pub control: Option<PathBuf>,
 }
 
 /// Who serves the Hyper-V clock.

@@ -5,6 +5,8 @@ use crate::board;
 use crate::boot_params;
 use crate::cli::{HvImpl, RunOptions};
 use crate::console::Console;
+use crate::control::Control;
+use crate::control_socket::{Server, Socket};
 use crate::cpuid::Template;
 use crate::ending::Ending;
 use crate::error::{Error, Result};
@@ -52,6 +54,8 @@ pub struct Machine {
     serial: Arc<Serial>,
     room: EventFd,
     source: serial_to::Source,
+    control: Option<Socket>,
+    topology: Topology,
     vm: Arc<VmFd>,
 }
 
@@ -82,6 +86,7 @@ impl Machine {
         let kernel_path = options.kernel.as_deref().unwrap_or(Path::new(""));
         let (output, source) = serial_to::open(&options.serial)?;
         let marks = Arc::new(marks);
+        let control = options.control.as_deref().map(Socket::bind).transpose()?;
 
         // KVM, and what it can do.
         let kvm = host::open_kvm()?;
@@ -182,7 +187,7 @@ impl Machine {
             }
         }
         shared.marks.note("vcpus ready", None);
-        Ok(Self { threads, hpet, shared, console, serial, room, source, vm })
+        Ok(Self { threads, hpet, shared, console, serial, room, source, control, topology, vm })
     }
 
     /// Lets the guest run until it, a person or a fault ends it.
@@ -209,6 +214,10 @@ impl Machine {
         }
         if let Some(after) = options.timeout {
             subscribers.push(Arc::new(Timeout::start(after, lifecycle.clone())?));
+        }
+        if let Some(socket) = self.control {
+            let control = Control::new(self.shared.clone(), self.vm.clone(), self.topology);
+            subscribers.push(Arc::new(Server::new(socket, control)));
         }
         lifecycle.resume();
         let waited = events::run(lifecycle, subscribers);

@@ -193,8 +193,12 @@ pub fn run(
     let run: *mut kvm_run = vcpu.get_kvm_run();
     let seat = Seat::new(lifecycle, index, run);
     loop {
-        if lifecycle.state() != State::Running && !lifecycle.park() {
-            break;
+        if lifecycle.state() != State::Running {
+            if !lifecycle.park() {
+                break;
+            }
+            // Fails, harmlessly, for a guest that has no kvm-clock.
+            let _ = vcpu.kvmclock_ctrl();
         }
         let exit = vcpu.run();
         let left = tsc::read();
