@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::serial_to::SerialTo;
+use crate::topology::Topology;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -44,9 +45,12 @@ pub struct RunOptions {
     /// Kernel command line
     #[arg(long, alias = "append", value_name = "TEXT", default_value = "console=ttyS0")]
     pub cmdline: String,
-    /// Number of vCPUs
-    #[arg(short, long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
-    pub cpus: u32,
+    /// Number of vCPUs [default: as --topology has it, else 1]
+    #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
+    pub cpus: Option<u32>,
+    /// Sockets, cores in each, threads in each [default: one socket of cores]
+    #[arg(long, value_name = "sockets=S,cores=C,threads=T")]
+    pub topology: Option<Topology>,
     /// Guest memory: a number with K, M or G; M if bare
     #[arg(short, long, value_name = "SIZE", default_value = "512M", value_parser = memory_size, allow_negative_numbers = true)]
     pub memory: u64,
@@ -82,6 +86,9 @@ pub struct RunOptions {
     /// Take commands there, one JSON object a line
     #[arg(long, value_name = "SOCKET")]
     pub control: Option<PathBuf>,
+    /// Tell on stderr, at the end, when each step of the start was reached
+    #[arg(long)]
+    pub boot_timer: bool,
 }
 
 /// Who serves the Hyper-V clock.
@@ -107,6 +114,22 @@ pub enum HpetMode {
 }
 
 impl RunOptions {
+    /// The vCPUs, and how they are grouped.
+    ///
+    /// # Errors
+    /// No vCPU, or a `--topology` that has another number of them than `--cpus`.
+    pub fn topology(&self) -> Result<Topology> {
+        match (self.cpus, self.topology) {
+            (Some(0), _) => Err(Error::new("--cpus 0: a machine has at least one vCPU")),
+            (Some(cpus), Some(t)) if t.cpus() != u64::from(cpus) => Err(Error::new(format!(
+                "--cpus {cpus}: --topology {t} makes {}; leave one of the two out",
+                t.cpus()
+            ))),
+            (_, Some(topology)) => Ok(topology),
+            (cpus, None) => Ok(Topology::one_socket(cpus.unwrap_or(1))),
+        }
+    }
+
     /// Whether any Hyper-V interface is shown to the guest.
     pub fn hyperv(&self) -> bool {
         self.hv_tsc_page || self.hv_ref_counter
@@ -178,13 +201,10 @@ pub fn check(options: &RunOptions) -> Result<()> {
     if options.kernel.is_none() {
         return Err(Error::new("--kernel: give the kernel to boot"));
     }
-    if options.cpus == 0 {
-        return Err(Error::new("--cpus 0: a machine has at least one vCPU"));
-    }
     if options.hpet_page_period != 0 && options.hpet != HpetMode::Page {
         return Err(Error::new("--hpet-page-period: needs --hpet page"));
     }
-    Ok(())
+    options.topology().map(drop)
 }
 
 #[cfg(test)]

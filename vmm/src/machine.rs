@@ -90,12 +90,14 @@ impl Machine {
 
         // KVM, and what it can do.
         let kvm = host::open_kvm()?;
-        let topology = topology(options, &kvm)?;
+        let topology = options.topology()?;
+        let most_id = check_cpus(&topology, &kvm)?;
+        let cpus = topology.cpus() as u32;
         let features = hyperv_features(options, &kvm)?;
         let user_hyperv = features.is_some() && options.hv_impl != HvImpl::Kernel;
         let vm = kvm.create_vm().map_err(|e| Error::new(format!("/dev/kvm: no VM ({e})")))?;
         let vm = Arc::new(vm);
-        irqchip::create(&vm)?;
+        irqchip::create(&vm, most_id)?;
         msr_filter::install(&vm, user_hyperv)?;
         marks.note("kvm ready", None);
 
@@ -115,8 +117,7 @@ impl Machine {
         marks.note("kernel loaded", None);
 
         // The boot vCPU comes first: it tells how the guest's TSC runs.
-        let cpus = options.cpus as usize;
-        let lifecycle = Arc::new(Lifecycle::new(cpus)?);
+        let lifecycle = Arc::new(Lifecycle::new(cpus as usize)?);
         let boot = create_vcpu(&vm, topology.apic_id(0))?;
         let tsc_hz = u64::from(boot.get_tsc_khz().unwrap_or(0)) * 1000;
         let wanted = crate::tsc::read().wrapping_neg();
@@ -131,7 +132,7 @@ impl Machine {
             Err(_) => wanted,
         };
         let timeline = Arc::new(Timeline::start(tsc_hz, offset)?);
-        let hyperv_leaves = features.map(|f| cpuid_leaves(&f, options.cpus));
+        let hyperv_leaves = features.map(|f| cpuid_leaves(&f, cpus));
         let supported = kvm
             .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
             .map_err(|e| Error::new(format!("/dev/kvm: KVM_GET_SUPPORTED_CPUID fails ({e})")))?;
@@ -145,7 +146,7 @@ impl Machine {
         // Devices.
         let console = Console::start(output)?;
         let room = input::room_signal()?;
-        let serial = board::serial_port(&vm, &console, &room)?;
+        let serial = board::serial_port(&vm, &console, &room, &marks)?;
         let hpet = hpet::Board::build(options, &vm, free_slot, &lifecycle, &timeline)?;
         let hpet_id = hpet.as_ref().map(hpet::Board::id);
         acpi::write(&memory, &acpi::Machine { topology, hpet_id }).map_err(Error::new)?;
@@ -158,7 +159,7 @@ impl Machine {
         let _ = counted.set(stats.clone());
         let hyperv = features
             .filter(|_| user_hyperv)
-            .map(|f| HyperV::new(f, options.cpus, timeline.clone(), memory.clone()));
+            .map(|f| HyperV::new(f, cpus, timeline.clone(), memory.clone()));
         let shared = Arc::new(Shared {
             lifecycle,
             peripherals: Peripherals { ports, mmio, hyperv },
@@ -173,14 +174,14 @@ impl Machine {
         let mut boot = Some((boot, kernel.entry));
         let seed = VcpuSeed { vm: vm.clone(), template: Arc::new(template), topology, offset };
         let (ready, when_ready) = mpsc::channel();
-        let mut threads = Vec::with_capacity(cpus);
-        for index in 0..options.cpus {
+        let mut threads = Vec::with_capacity(cpus as usize);
+        for index in 0..cpus {
             let thread =
                 spawn_vcpu(index, boot.take(), seed.clone(), shared.clone(), ready.clone());
             threads.push(thread?);
         }
         drop(ready);
-        for outcome in when_ready.iter().take(cpus) {
+        for outcome in when_ready.iter() {
             if let Err(e) = outcome {
                 shared.lifecycle.end(Ending::Refused(e.to_string()));
                 return Err(e);
@@ -239,6 +240,9 @@ impl Machine {
         if dropped > 0 {
             log::warn!("{dropped} bytes of console output were dropped: stdout was not read");
         }
+        if options.boot_timer {
+            eprint!("{}", self.shared.marks.table());
+        }
         if let Some(path) = &options.stats {
             stats_file::write(path, &self.shared, &ending)?;
         }
@@ -246,17 +250,24 @@ impl Machine {
     }
 }
 
-fn topology(options: &RunOptions, kvm: &Kvm) -> Result<Topology> {
-    let topology = Topology::one_socket(options.cpus);
+/// Whether we and the host's KVM take so many vCPUs and such APIC ids; returns
+/// the highest id.
+fn check_cpus(topology: &Topology, kvm: &Kvm) -> Result<u32> {
+    let cpus = topology.cpus();
     let most = (kvm.get_max_vcpus() as u64).min(u64::from(MOST_CPUS));
-    if topology.cpus() > most {
+    if cpus > most {
+        let whose =
+            if most < u64::from(MOST_CPUS) { "this host's KVM_CAP_MAX_VCPUS" } else { "ours" };
+        return Err(Error::new(format!("--cpus {cpus}: the most here is {most} ({whose})")));
+    }
+    let (id, ids) = (topology.apic_id(cpus as u32 - 1), kvm.get_max_vcpu_id());
+    if id as usize >= ids {
         return Err(Error::new(format!(
-            "--cpus {}: the most here is {most} ({})",
-            topology.cpus(),
-            if most < u64::from(MOST_CPUS) { "this host's KVM_CAP_MAX_VCPUS" } else { "ours" }
+            "--topology {topology}: makes APIC id {id}, and this host's KVM takes ids below {ids} \
+             (KVM_CAP_MAX_VCPU_ID); powers of two of cores and threads leave no gaps"
         )));
     }
-    Ok(topology)
+    Ok(id)
 }
 
 /// What the guest is shown of Hyper-V, if anything.
@@ -330,7 +341,9 @@ fn spawn_vcpu(
                     let told = ready.send(Ok(()));
                     drop(ready);
                     let i = index as usize;
-                    vcpu::run(vcpu, i, &shared.lifecycle, &shared.peripherals, &shared.stats[i]);
+                    let enters = || shared.marks.vcpu_enters(index, shared.stats.len());
+                    let (lifecycle, peripherals) = (&shared.lifecycle, &shared.peripherals);
+                    vcpu::run(vcpu, i, lifecycle, peripherals, &shared.stats[i], enters);
                     told
                 }
                 Err(e) => ready.send(Err(e)),

@@ -182,16 +182,21 @@ pub fn set_up(
     }
 }
 
-/// Runs the guest on this thread until the machine ends.
+/// Runs the guest on this thread until the machine ends; `enters` is called
+/// right before the first KVM_RUN, if there is one.
 pub fn run(
     mut vcpu: VcpuFd,
     index: usize,
     lifecycle: &Lifecycle,
     peripherals: &Peripherals,
     stats: &VcpuStats,
+    enters: impl FnOnce(),
 ) {
     let run: *mut kvm_run = vcpu.get_kvm_run();
     let seat = Seat::new(lifecycle, index, run);
+    if lifecycle.state() == State::Running || lifecycle.park() {
+        enters();
+    }
     loop {
         if lifecycle.state() != State::Running {
             if !lifecycle.park() {
