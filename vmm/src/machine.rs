@@ -10,6 +10,7 @@ use crate::ending::Ending;
 use crate::error::{Error, Result};
 use crate::events::{self, Signals, Timeout};
 use crate::host;
+use crate::housekeeping::Housekeeping;
 use crate::hyperv::HyperV;
 use crate::input::{self, Input};
 use crate::irqchip;
@@ -18,10 +19,12 @@ use crate::loader;
 use crate::marks::Marks;
 use crate::memory::{self, GuestMemory};
 use crate::msr_filter;
+use crate::pinning::Place;
 use crate::registers;
 use crate::stats::VcpuStats;
 use crate::stats_file;
 use crate::timeline::Timeline;
+use crate::timers::TimerPlan;
 use crate::topology::Topology;
 use crate::vcpu::{self, Peripherals};
 use devices::serial::Serial;
@@ -41,6 +44,7 @@ pub const MOST_CPUS: u32 = 1024;
 pub struct Machine {
     // Threads first: they are gone before what they use.
     threads: Vec<JoinHandle<()>>,
+    housekeeping: Housekeeping,
     shared: Arc<Shared>,
     console: Console,
     serial: Arc<Serial>,
@@ -80,10 +84,11 @@ impl Machine {
         let topology = topology(options, &kvm)?;
         let features = hyperv_features(options, &kvm)?;
         let user_hyperv = features.is_some() && options.hv_impl != HvImpl::Kernel;
+        let timers = TimerPlan::new(options, &kvm)?;
         let vm = kvm.create_vm().map_err(|e| Error::new(format!("/dev/kvm: no VM ({e})")))?;
         let vm = Arc::new(vm);
         irqchip::create(&vm)?;
-        msr_filter::install(&vm, user_hyperv)?;
+        msr_filter::install(&vm, user_hyperv, timers.offload)?;
         marks.note("kvm ready", None);
 
         // Memory, and what the guest finds in it.
@@ -116,6 +121,12 @@ impl Machine {
                      (KVM_VCPU_TSC_OFFSET, Linux 5.16); use --hv-impl kernel",
                 ));
             }
+            Err(_) if timers.offload => {
+                return Err(Error::new(
+                    "--lapic-timer offload: this host's KVM does not tell where a guest's TSC \
+                     stands (KVM_VCPU_TSC_OFFSET, Linux 5.16); use --lapic-timer kernel",
+                ));
+            }
             Err(_) => wanted,
         };
         let timeline = Arc::new(Timeline::start(tsc_hz, offset)?);
@@ -140,12 +151,16 @@ impl Machine {
         let stats: Arc<[VcpuStats]> =
             (0..cpus).map(|_| VcpuStats::new(ports.names().len(), mmio.names().len())).collect();
         let _ = counted.set(stats.clone());
+        let stimer_lines = timers.stimer_lines(&vm, topology);
         let hyperv = features
             .filter(|_| user_hyperv)
-            .map(|f| HyperV::new(f, options.cpus, timeline.clone(), memory.clone()));
+            .map(|f| HyperV::new(f, stimer_lines, timeline.clone(), memory.clone()));
+        let lapic_timers = timers.lapic_timers(&vm, topology, &timeline);
+        let places = timers.places.clone();
+        let housekeeping = timers.start(hyperv.as_ref(), &lapic_timers, &timeline)?;
         let shared = Arc::new(Shared {
             lifecycle,
-            peripherals: Peripherals { ports, mmio, hyperv },
+            peripherals: Peripherals { ports, mmio, hyperv, lapic_timers },
             stats,
             marks,
             timeline,
@@ -157,9 +172,9 @@ impl Machine {
         let seed = VcpuSeed { vm: vm.clone(), template: Arc::new(template), topology, offset };
         let (ready, when_ready) = mpsc::channel();
         let mut threads = Vec::with_capacity(cpus);
-        for index in 0..options.cpus {
+        for (index, place) in (0..options.cpus).zip(places) {
             let thread =
-                spawn_vcpu(index, boot.take(), seed.clone(), shared.clone(), ready.clone());
+                spawn_vcpu(index, place, boot.take(), seed.clone(), shared.clone(), ready.clone());
             threads.push(thread?);
         }
         drop(ready);
@@ -170,7 +185,7 @@ impl Machine {
             }
         }
         shared.marks.note("vcpus ready", None);
-        Ok(Self { threads, shared, console, serial, room, signals, _vm: vm })
+        Ok(Self { threads, housekeeping, shared, console, serial, room, signals, _vm: vm })
     }
 
     /// Lets the guest run until it, a person or a fault ends it.
@@ -202,7 +217,7 @@ impl Machine {
             log::warn!("{dropped} bytes of console output were dropped: stdout was not read");
         }
         if let Some(path) = &options.stats {
-            stats_file::write(path, &self.shared, &ending)?;
+            stats_file::write(path, &self.shared, &ending, self.housekeeping.tallies())?;
         }
         Ok(ending)
     }
@@ -233,8 +248,8 @@ fn hyperv_features(options: &RunOptions, kvm: &Kvm) -> Result<Option<Features>> 
     }
     Ok(Some(Features {
         ref_counter: true,
-        tsc_page: options.hv_tsc_page,
-        stimer: false,
+        tsc_page: options.tsc_page(),
+        stimer: options.hv_stimer,
         invariant_tsc: false,
     }))
 }
@@ -276,6 +291,7 @@ impl VcpuSeed {
 
 fn spawn_vcpu(
     index: u32,
+    place: Place,
     boot: Option<(VcpuFd, u64)>,
     seed: VcpuSeed,
     shared: Arc<Shared>,
@@ -284,7 +300,7 @@ fn spawn_vcpu(
     thread::Builder::new()
         .name(format!("vcpu{index}"))
         .spawn(move || {
-            let grown = seed.grow(index, boot);
+            let grown = place.take("--pin").and_then(|()| seed.grow(index, boot));
             drop(seed);
             let told = match grown {
                 Ok(vcpu) => {

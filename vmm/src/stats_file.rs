@@ -3,6 +3,7 @@
 use crate::ending::Ending;
 use crate::error::{Error, Result};
 use crate::host::HostKind;
+use crate::housekeeping::Tally;
 use crate::machine::Shared;
 use crate::marks::Mark;
 use crate::stats::{self, Exits};
@@ -23,6 +24,7 @@ struct Report {
     tsc_hz: u64,
     marks: Vec<Mark>,
     exits: Exits,
+    housekeeping: Vec<Tally>,
 }
 
 const METHOD: &str =
@@ -32,7 +34,12 @@ const METHOD: &str =
 ///
 /// # Errors
 /// One line that names the file.
-pub fn write(path: &Path, shared: &Shared, ending: &Ending) -> Result<()> {
+pub fn write(
+    path: &Path,
+    shared: &Shared,
+    ending: &Ending,
+    housekeeping: Vec<Tally>,
+) -> Result<()> {
     let peripherals = &shared.peripherals;
     let tsc_hz = shared.timeline.clock().tsc_hz();
     let vcpus: Vec<_> = shared.stats.iter().collect();
@@ -47,6 +54,7 @@ pub fn write(path: &Path, shared: &Shared, ending: &Ending) -> Result<()> {
         tsc_hz,
         marks: shared.marks.list(),
         exits: stats::gather(&vcpus, peripherals.ports.names(), peripherals.mmio.names(), tsc_hz),
+        housekeeping,
     };
     let failed = |e: &dyn std::fmt::Display| Error::new(format!("--stats {}: {e}", path.display()));
     let file = File::create(path).map_err(|e| failed(&e))?;
