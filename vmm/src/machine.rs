@@ -12,6 +12,7 @@ use crate::ending::Ending;
 use crate::error::{Error, Result};
 use crate::events::{self, Timeout};
 use crate::host;
+use crate::housekeeping::Housekeeping;
 use crate::hpet;
 use crate::hyperv::HyperV;
 use crate::input::{self, Input};
@@ -23,6 +24,7 @@ use crate::memory::{self, GuestMemory};
 use crate::monitor::Monitor;
 use crate::msr_filter;
 use crate::operator::Operator;
+use crate::pinning::Place;
 use crate::registers;
 use crate::serial_to;
 use crate::signals::{self, Signals};
@@ -30,6 +32,7 @@ use crate::stats::VcpuStats;
 use crate::stats_file;
 use crate::terminal::Taken;
 use crate::timeline::Timeline;
+use crate::timers::TimerPlan;
 use crate::topology::Topology;
 use crate::vcpu::{self, Peripherals};
 use devices::serial::Serial;
@@ -49,6 +52,7 @@ pub struct Machine {
     // Threads first: they are gone before what they use.
     threads: Vec<JoinHandle<()>>,
     hpet: Option<hpet::Board>,
+    housekeeping: Housekeeping,
     shared: Arc<Shared>,
     console: Console,
     serial: Arc<Serial>,
@@ -95,10 +99,11 @@ impl Machine {
         let cpus = topology.cpus() as u32;
         let features = hyperv_features(options, &kvm)?;
         let user_hyperv = features.is_some() && options.hv_impl != HvImpl::Kernel;
+        let timers = TimerPlan::new(options, cpus, &kvm)?;
         let vm = kvm.create_vm().map_err(|e| Error::new(format!("/dev/kvm: no VM ({e})")))?;
         let vm = Arc::new(vm);
         irqchip::create(&vm, most_id)?;
-        msr_filter::install(&vm, user_hyperv)?;
+        msr_filter::install(&vm, user_hyperv, timers.offload)?;
         marks.note("kvm ready", None);
 
         // Memory, and what the guest finds in it.
@@ -129,6 +134,12 @@ impl Machine {
                      (KVM_VCPU_TSC_OFFSET, Linux 5.16); use --hv-impl kernel",
                 ));
             }
+            Err(_) if timers.offload => {
+                return Err(Error::new(
+                    "--lapic-timer offload: this host's KVM does not tell where a guest's TSC \
+                     stands (KVM_VCPU_TSC_OFFSET, Linux 5.16); use --lapic-timer kernel",
+                ));
+            }
             Err(_) => wanted,
         };
         let timeline = Arc::new(Timeline::start(tsc_hz, offset)?);
@@ -157,12 +168,16 @@ impl Machine {
         let stats: Arc<[VcpuStats]> =
             (0..cpus).map(|_| VcpuStats::new(ports.names().len(), mmio.names().len())).collect();
         let _ = counted.set(stats.clone());
+        let stimer_lines = timers.stimer_lines(&vm, topology);
         let hyperv = features
             .filter(|_| user_hyperv)
-            .map(|f| HyperV::new(f, cpus, timeline.clone(), memory.clone()));
+            .map(|f| HyperV::new(f, stimer_lines, timeline.clone(), memory.clone()));
+        let lapic_timers = timers.lapic_timers(&vm, topology, &timeline);
+        let places = timers.places.clone();
+        let housekeeping = timers.start(hyperv.as_ref(), &lapic_timers, &timeline)?;
         let shared = Arc::new(Shared {
             lifecycle,
-            peripherals: Peripherals { ports, mmio, hyperv },
+            peripherals: Peripherals { ports, mmio, hyperv, lapic_timers },
             stats,
             marks,
             timeline,
@@ -175,9 +190,9 @@ impl Machine {
         let seed = VcpuSeed { vm: vm.clone(), template: Arc::new(template), topology, offset };
         let (ready, when_ready) = mpsc::channel();
         let mut threads = Vec::with_capacity(cpus as usize);
-        for index in 0..cpus {
+        for (index, place) in (0..cpus).zip(places) {
             let thread =
-                spawn_vcpu(index, boot.take(), seed.clone(), shared.clone(), ready.clone());
+                spawn_vcpu(index, place, boot.take(), seed.clone(), shared.clone(), ready.clone());
             threads.push(thread?);
         }
         drop(ready);
@@ -188,7 +203,19 @@ impl Machine {
             }
         }
         shared.marks.note("vcpus ready", None);
-        Ok(Self { threads, hpet, shared, console, serial, room, source, control, topology, vm })
+        Ok(Self {
+            threads,
+            housekeeping,
+            hpet,
+            shared,
+            console,
+            serial,
+            room,
+            source,
+            control,
+            topology,
+            vm,
+        })
     }
 
     /// Lets the guest run until it, a person or a fault ends it.
@@ -244,7 +271,7 @@ impl Machine {
             eprint!("{}", self.shared.marks.table());
         }
         if let Some(path) = &options.stats {
-            stats_file::write(path, &self.shared, &ending)?;
+            stats_file::write(path, &self.shared, &ending, self.housekeeping.tallies())?;
         }
         Ok(ending)
     }
@@ -282,8 +309,8 @@ fn hyperv_features(options: &RunOptions, kvm: &Kvm) -> Result<Option<Features>> 
     }
     Ok(Some(Features {
         ref_counter: true,
-        tsc_page: options.hv_tsc_page,
-        stimer: false,
+        tsc_page: options.tsc_page(),
+        stimer: options.hv_stimer,
         invariant_tsc: false,
     }))
 }
@@ -325,6 +352,7 @@ impl VcpuSeed {
 
 fn spawn_vcpu(
     index: u32,
+    place: Place,
     boot: Option<(VcpuFd, u64)>,
     seed: VcpuSeed,
     shared: Arc<Shared>,
@@ -334,7 +362,7 @@ fn spawn_vcpu(
         .name(format!("vcpu{index}"))
         .spawn(move || {
             signals::leave_to_main();
-            let grown = seed.grow(index, boot);
+            let grown = place.take("--pin").and_then(|()| seed.grow(index, boot));
             drop(seed);
             let told = match grown {
                 Ok(vcpu) => {
