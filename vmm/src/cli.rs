@@ -1,6 +1,7 @@
 //! The command line.
 
 use crate::error::{Error, Result};
+use crate::loader::Boot;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -34,15 +35,18 @@ pub enum Command {
 /// A machine, as the command line describes it.
 #[derive(Debug, Clone, Args)]
 pub struct RunOptions {
-    /// Kernel: a bzImage, or a 64-bit ELF image
+    /// Kernel: bzImage, vmlinux, or an ELF image with a PVH note or a Multiboot header
     #[arg(short, long, value_name = "FILE")]
     pub kernel: Option<PathBuf>,
-    /// Initial RAM disk
+    /// Initial RAM disk, or a Multiboot kernel's module
     #[arg(short, long, value_name = "FILE")]
     pub initrd: Option<PathBuf>,
-    /// Kernel command line
-    #[arg(long, alias = "append", value_name = "TEXT", default_value = "console=ttyS0")]
-    pub cmdline: String,
+    /// Kernel command line [default: console=ttyS0; none for Multiboot]
+    #[arg(long, alias = "append", value_name = "TEXT")]
+    pub cmdline: Option<String>,
+    /// Who unpacks a bzImage: we, or the guest itself
+    #[arg(long, value_name = "WHO", value_enum, default_value_t = Boot::Auto)]
+    pub boot: Boot,
     /// Number of vCPUs
     #[arg(short, long, value_name = "N", default_value_t = 1)]
     pub cpus: u32,

@@ -5,6 +5,7 @@
 
 pub mod acpi;
 pub mod board;
+pub mod boot;
 pub mod boot_params;
 pub mod cli;
 pub mod console;

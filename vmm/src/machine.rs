@@ -2,7 +2,7 @@
 
 use crate::acpi;
 use crate::board;
-use crate::boot_params;
+use crate::boot;
 use crate::cli::{HvImpl, RunOptions};
 use crate::console::Console;
 use crate::cpuid::Template;
@@ -18,7 +18,7 @@ use crate::loader;
 use crate::marks::Marks;
 use crate::memory::{self, GuestMemory};
 use crate::msr_filter;
-use crate::registers;
+use crate::registers::Entry;
 use crate::stats::VcpuStats;
 use crate::stats_file;
 use crate::timeline::Timeline;
@@ -90,15 +90,13 @@ impl Machine {
         let memory = memory::allocate(options.memory)?;
         memory::register(&vm, &memory)?;
         marks.note("memory", None);
-        let kernel = loader::load_kernel(&memory, kernel_path)?;
-        loader::check_cmdline(&kernel, &options.cmdline)?;
+        let kernel = loader::load_kernel(&memory, kernel_path, options.boot)?;
+        let cmdline = loader::cmdline(&kernel, kernel_path, options.cmdline.as_deref())?;
         let initrd = match &options.initrd {
             Some(path) => Some(loader::load_initrd(&memory, &kernel, path)?),
             None => None,
         };
-        boot_params::write(&memory, options.memory, &kernel, &options.cmdline, initrd)?;
-        registers::write_tables(&memory)
-            .map_err(|e| Error::new(format!("cannot write the boot tables ({e})")))?;
+        let entry = boot::hand_over(&memory, options.memory, &kernel, &cmdline, initrd)?;
         acpi::write(&memory, &acpi::Machine { topology, hpet_id: None }).map_err(Error::new)?;
         marks.note("kernel loaded", None);
 
@@ -153,7 +151,7 @@ impl Machine {
         });
 
         // Threads, each of which makes its own vCPU.
-        let mut boot = Some((boot, kernel.entry));
+        let mut boot = Some((boot, entry));
         let seed = VcpuSeed { vm: vm.clone(), template: Arc::new(template), topology, offset };
         let (ready, when_ready) = mpsc::channel();
         let mut threads = Vec::with_capacity(cpus);
@@ -256,7 +254,7 @@ struct VcpuSeed {
 
 impl VcpuSeed {
     /// Makes vCPU `index`, or finishes the boot vCPU that exists already.
-    fn grow(&self, index: u32, boot: Option<(VcpuFd, u64)>) -> Result<VcpuFd> {
+    fn grow(&self, index: u32, boot: Option<(VcpuFd, Entry)>) -> Result<VcpuFd> {
         let (vcpu, entry) = match boot {
             Some((vcpu, entry)) => (vcpu, Some(entry)),
             None => {
@@ -276,7 +274,7 @@ impl VcpuSeed {
 
 fn spawn_vcpu(
     index: u32,
-    boot: Option<(VcpuFd, u64)>,
+    boot: Option<(VcpuFd, Entry)>,
     seed: VcpuSeed,
     shared: Arc<Shared>,
     ready: mpsc::Sender<Result<()>>,
