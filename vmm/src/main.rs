@@ -1,15 +1,21 @@
 //! The `vmm` command: reads its arguments, runs a machine, and tells by its exit
 //! code how that ended. The guest's console is stdout's; our words are stderr's.
 
+use std::io::Write;
 use std::process::exit;
 use vmm::cli::{self, Cli, Command, Refusal};
+use vmm::crash;
+use vmm::doctor;
 use vmm::ending::Ending;
 use vmm::error::Result;
 use vmm::machine::Machine;
 use vmm::marks::Marks;
+use vmm::signals;
 
 fn main() {
     let marks = Marks::start();
+    crash::prepare();
+    signals::exit_at_once();
     let cli = match cli::parse(std::env::args_os()) {
         Ok(cli) => cli,
         Err(Refusal::Help(text)) => {
@@ -20,7 +26,7 @@ fn main() {
     };
     start_log(cli.verbose);
     match &cli.command {
-        Some(Command::Doctor { json: _ }) => refuse("doctor: not here yet"),
+        Some(Command::Doctor { json }) => print_findings(*json),
         None => match run(&cli, marks) {
             Ok(ending) => {
                 if ending.is_failure() {
@@ -40,6 +46,17 @@ fn run(cli: &Cli, marks: Marks) -> Result<Ending> {
     Machine::build(&cli.run, marks)?.run(&cli.run)
 }
 
+fn print_findings(json: bool) {
+    let findings = doctor::examine();
+    let text = if json {
+        serde_json::to_string_pretty(&findings).unwrap_or_default() + "\n"
+    } else {
+        findings.to_text()
+    };
+    // A closed pipe is the reader's wish.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+}
+
 fn refuse(line: &str) -> ! {
     eprintln!("vmm: {line}");
     exit(Ending::Refused(String::new()).code());
@@ -54,9 +71,6 @@ fn start_log(verbose: u8) {
     };
     env_logger::Builder::new()
         .filter_level(level)
-        .format(|out, record| {
-            use std::io::Write;
-            writeln!(out, "vmm: {}", record.args())
-        })
+        .format(|out, record| writeln!(out, "vmm: {}", record.args()))
         .init();
 }

@@ -3,7 +3,8 @@
 
 use crate::stats::Reasons;
 use serde::Serialize;
-use std::sync::{Mutex, PoisonError};
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 /// Marks kept; a guest that marks without end loses the later ones.
@@ -46,5 +47,48 @@ impl Marks {
     /// The moments so far, in order.
     pub fn list(&self) -> Vec<Mark> {
         self.marks.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// Notes the guest's first byte of output as a moment.
+pub struct FirstByte<W> {
+    writer: W,
+    marks: Option<Arc<Marks>>,
+}
+
+impl<W: Write> FirstByte<W> {
+    /// What is written goes to `writer`.
+    pub fn new(writer: W, marks: Arc<Marks>) -> Self {
+        Self { writer, marks: Some(marks) }
+    }
+}
+
+impl<W: Write> Write for FirstByte<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if let Some(marks) = self.marks.take() {
+            marks.note("first console byte", None);
+        }
+        self.writer.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.writer.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_first_byte_is_a_moment() {
+        let marks = Arc::new(Marks::start());
+        let mut writer = FirstByte::new(Vec::new(), marks.clone());
+        writer.write_all(b"a").unwrap();
+        writer.write_all(b"b").unwrap();
+        assert_eq!(writer.writer, b"ab");
+        let list = marks.list();
+        assert_eq!(list.len(), 1);
+        assert_eq!(list[0].name, "first console byte");
     }
 }

@@ -12,6 +12,8 @@ use pvclock::hyperv::msr;
 pub const MSR_IA32_TSC: u32 = 0x10;
 /// Per-thread TSC adjustment.
 pub const MSR_IA32_TSC_ADJUST: u32 = 0x3b;
+/// Deadline of the local APIC timer, in TSC cycles.
+pub const MSR_IA32_TSC_DEADLINE: u32 = 0x6e0;
 
 /// Asks KVM to send unknown and refused MSR accesses here, and with `hyperv`
 /// those of the Hyper-V range and the writes that would move a vCPU's TSC.

@@ -180,12 +180,29 @@ pub fn lapic_register(lapic: &kvm_lapic_state, offset: usize) -> u32 {
     u32::from_le_bytes(bytes)
 }
 
-/// Sets the delivery mode and clears the mask of one local vector.
-fn set_delivery(lapic: &mut kvm_lapic_state, offset: usize, mode: u32) {
-    let value = lapic_register(lapic, offset) & !(7 << 8 | 1 << 16) | mode;
+/// Turns the local APIC on with its timer in TSC-deadline mode, as a guest would.
+pub fn set_deadline_timer(vcpu: &VcpuFd) -> Result<(), SetupError> {
+    const SPURIOUS: usize = 0xf0;
+    const ENABLE: u32 = 1 << 8;
+    const LVT_TIMER: usize = 0x320;
+    const TSC_DEADLINE: u32 = 2 << 17;
+    let mut lapic = vcpu.get_lapic().map_err(|e| ("KVM_GET_LAPIC", e))?;
+    set_lapic_register(&mut lapic, SPURIOUS, ENABLE | 0xff);
+    set_lapic_register(&mut lapic, LVT_TIMER, TSC_DEADLINE | 0x40);
+    vcpu.set_lapic(&lapic).map_err(|e| ("KVM_SET_LAPIC", e))
+}
+
+/// Writes a 32-bit register of a local APIC page.
+fn set_lapic_register(lapic: &mut kvm_lapic_state, offset: usize, value: u32) {
     for (register, byte) in lapic.regs[offset..].iter_mut().zip(value.to_le_bytes()) {
         *register = byte as _;
     }
+}
+
+/// Sets the delivery mode and clears the mask of one local vector.
+fn set_delivery(lapic: &mut kvm_lapic_state, offset: usize, mode: u32) {
+    let value = lapic_register(lapic, offset) & !(7 << 8 | 1 << 16) | mode;
+    set_lapic_register(lapic, offset, value);
 }
 
 #[cfg(test)]

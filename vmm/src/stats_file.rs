@@ -3,6 +3,7 @@
 use crate::ending::Ending;
 use crate::error::{Error, Result};
 use crate::host::HostKind;
+use crate::hpet;
 use crate::machine::Shared;
 use crate::marks::Mark;
 use crate::stats::{self, Exits};
@@ -23,6 +24,8 @@ struct Report {
     tsc_hz: u64,
     marks: Vec<Mark>,
     exits: Exits,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hpet: Option<hpet::Report>,
 }
 
 const METHOD: &str =
@@ -34,7 +37,7 @@ const METHOD: &str =
 /// One line that names the file.
 pub fn write(path: &Path, shared: &Shared, ending: &Ending) -> Result<()> {
     let peripherals = &shared.peripherals;
-    let tsc_hz = shared.timeline.clock().tsc_hz();
+    let tsc_hz = shared.timeline.nominal_hz();
     let vcpus: Vec<_> = shared.stats.iter().collect();
     let report = Report {
         schema_version: stats::SCHEMA_VERSION,
@@ -47,6 +50,7 @@ pub fn write(path: &Path, shared: &Shared, ending: &Ending) -> Result<()> {
         tsc_hz,
         marks: shared.marks.list(),
         exits: stats::gather(&vcpus, peripherals.ports.names(), peripherals.mmio.names(), tsc_hz),
+        hpet: shared.hpet.as_ref().map(hpet::Meters::report),
     };
     let failed = |e: &dyn std::fmt::Display| Error::new(format!("--stats {}: {e}", path.display()));
     let file = File::create(path).map_err(|e| failed(&e))?;

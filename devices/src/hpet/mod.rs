@@ -432,7 +432,11 @@ impl Device for Hpet {
                     core.status &= !(1 << index);
                 }
             }
-            Register::Comparator(index) => core.timers[index].write_comparator(&write),
+            Register::Comparator(index) => {
+                let view = self.counter.view();
+                let counter = view.running.then(|| view.at(core.now));
+                core.timers[index].write_comparator(&write, counter);
+            }
             Register::Fsb(index) => core.timers[index].write_fsb(&write),
             Register::Capabilities | Register::Reserved => {}
         }

@@ -3,11 +3,21 @@
 //! A match is the counter reaching the comparator by counting. A comparator that the counter has
 //! passed, or equals when it is written, matches after the counter has wrapped: 43 s later in
 //! 32-bit mode, 5 800 years later in 64-bit mode, which here is never.
+//!
+//! One exception. A driver that starts a periodic timer reads the counter, adds a period, writes
+//! that to the comparator and then writes the period. Nothing on a board holds it up for a whole
+//! period in between, but here its vCPU may be off the CPU for that long, and its tick would be
+//! lost for 43 s. So a period written to a running timer whose comparator was passed less than
+//! [`LATE_START`] ago moves the comparator on by whole periods to the next one to come.
 
 use super::registers::{
     FSB_EN, INT_ENB, LEGACY, LEVEL, LOW, MODE32, PERIODIC, ROUTE, ROUTE_CAP, ROUTE_SHIFT,
     TIMER_FIXED, TIMER_WRITABLE, VAL_SET, Write,
 };
+
+/// How late a periodic timer may be started: 1 s. In 32-bit mode it also means that a comparator
+/// cannot be set more than 41.9 s ahead of a running counter if a period is written after it.
+const LATE_START: u64 = 100_000_000;
 
 /// Everything that a snapshot of a timer needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,25 +149,45 @@ impl Timer {
         self.truncate();
     }
 
-    pub fn write_comparator(&mut self, write: &Write) {
-        let lanes = write.lanes & self.width();
+    /// Takes a write to the comparator; `counter` is the main counter's value if it runs.
+    pub fn write_comparator(&mut self, write: &Write, counter: Option<u64>) {
+        let width = self.width();
+        let lanes = write.lanes & width;
         if lanes == 0 {
             return;
         }
+        let write = Write { lanes, value: write.value & width, ..*write };
         let state = &mut self.state;
-        if !state.config & PERIODIC != 0 {
+        if state.config & PERIODIC == 0 {
             state.comparator = write.merge(state.comparator);
-        } else {
-            state.period = write.merge(state.period);
-            if state.val_set & lanes == lanes {
-                // VAL_SET opens each half once, in either order or both at a time.
-                state.comparator = write.merge(state.comparator);
-                state.val_set &= !lanes;
-            } else {
-                state.val_set = 0;
-            }
+            return;
         }
-        self.truncate();
+        state.period = write.merge(state.period);
+        if state.val_set & lanes == lanes {
+            // VAL_SET opens each half once, in either order or both at a time.
+            state.comparator = write.merge(state.comparator);
+            state.val_set &= !lanes;
+            return;
+        }
+        state.val_set = 0;
+        if let Some(counter) = counter.filter(|_| lanes == width) {
+            self.catch_up(counter);
+        }
+    }
+
+    /// The late start of the module's comment.
+    fn catch_up(&mut self, counter: u64) {
+        let late = counter.wrapping_sub(self.state.comparator) & self.width();
+        if self.state.period != 0 && late < LATE_START {
+            self.pass(late);
+        }
+    }
+
+    /// Moves a periodic comparator that was reached `late` ticks ago to the next match.
+    fn pass(&mut self, late: u64) {
+        let matches = (late / self.state.period).wrapping_add(1);
+        let moved = self.state.period.wrapping_mul(matches);
+        self.state.comparator = self.state.comparator.wrapping_add(moved) & self.width();
     }
 
     pub fn write_fsb(&mut self, write: &Write) {
@@ -189,17 +219,9 @@ impl Timer {
     pub fn settle(&mut self, now: u64) -> bool {
         let Some(due) = self.next.filter(|due| *due <= now) else { return false };
         let late = now - due;
-        self.next = match self.step() {
-            None => None,
-            Some(step) => {
-                let whole = late - late % step;
-                due.checked_add(whole).and_then(|time| time.checked_add(step))
-            }
-        };
+        self.next = self.step().and_then(|step| (now - late % step).checked_add(step));
         if self.is_periodic() && self.state.period != 0 {
-            let matches = (late / self.state.period).wrapping_add(1);
-            let moved = self.state.period.wrapping_mul(matches);
-            self.state.comparator = self.state.comparator.wrapping_add(moved) & self.width();
+            self.pass(late);
         }
         true
     }

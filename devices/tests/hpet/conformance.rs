@@ -485,6 +485,29 @@ fn missed_ticks_are_not_replayed_after_a_stop() {
 }
 
 #[test]
+fn a_periodic_timer_that_is_started_late_keeps_its_phase() {
+    for mode in [0, MODE32] {
+        for (late, next) in [(0, 20_100), (1, 20_100), (50_000, 60_100), (99_999_999, 100_000_100)]
+        {
+            let bench = running();
+            bench.run(100 + late);
+            bench.write(timer_config(0), INT_ENB | PERIODIC | VAL_SET | mode | route(16));
+            bench.write(comparator(0), 100);
+            bench.write(comparator(0), 20_000);
+            assert_eq!(bench.recorder.take(), [], "no tick for the past");
+            assert_eq!(bench.recorder.deadline(), Some(next), "{late} ticks late");
+        }
+    }
+    // A second or more is no late start but a comparator in the past.
+    let bench = running();
+    bench.run(100_000_100);
+    bench.write(timer_config(0), INT_ENB | PERIODIC | VAL_SET | MODE32 | route(16));
+    bench.write(comparator(0), 100);
+    bench.write(comparator(0), 20_000);
+    assert_eq!(bench.recorder.deadline(), Some(100 + WRAP32));
+}
+
+#[test]
 fn period_0_matches_at_the_wrap_only() {
     for (mode, armed) in [(0, None), (MODE32, Some(100 + WRAP32))] {
         let bench = running();

@@ -10,6 +10,7 @@ use crate::bench::*;
 
 /// The rest of a periodic timer's interrupts (the device's own rule; fewer than ten timers).
 const REST: u64 = 10_000;
+const SECOND: u64 = 100_000_000;
 
 #[derive(Clone, Debug)]
 pub struct ModelTimer {
@@ -270,6 +271,21 @@ impl Model {
                     } else {
                         // A half that is written a second time ends VAL_SET.
                         (timer.open_low, timer.open_high) = (false, false);
+                        // The device's own rule: a start less than 1 s late is made good, one
+                        // period at a time.
+                        let whole = low && (high || timer.is(MODE32));
+                        let passed = timer.cut(self.counter.wrapping_sub(timer.comparator));
+                        if whole && self.config & ENABLE != 0 && timer.period != 0 {
+                            let mut left = passed;
+                            while passed < SECOND && left < SECOND {
+                                timer.comparator =
+                                    timer.cut(timer.comparator.wrapping_add(timer.period));
+                                if timer.period > left {
+                                    break;
+                                }
+                                left -= timer.period;
+                            }
+                        }
                     }
                 } else {
                     timer.comparator = timer.cut(into(timer.comparator));
