@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::host_cpus::CpuList;
+use crate::loader::Boot;
 use crate::pinning::Pinning;
 use crate::serial_to::SerialTo;
 use crate::topology::Topology;
@@ -38,15 +39,18 @@ pub enum Command {
 /// A machine, as the command line describes it.
 #[derive(Debug, Clone, Args)]
 pub struct RunOptions {
-    /// Kernel: a bzImage, or a 64-bit ELF image
+    /// Kernel: bzImage, vmlinux, or an ELF image with a PVH note or a Multiboot header
     #[arg(short, long, value_name = "FILE")]
     pub kernel: Option<PathBuf>,
-    /// Initial RAM disk
+    /// Initial RAM disk, or a Multiboot kernel's module
     #[arg(short, long, value_name = "FILE")]
     pub initrd: Option<PathBuf>,
-    /// Kernel command line
-    #[arg(long, alias = "append", value_name = "TEXT", default_value = "console=ttyS0")]
-    pub cmdline: String,
+    /// Kernel command line [default: console=ttyS0; none for Multiboot]
+    #[arg(long, alias = "append", value_name = "TEXT")]
+    pub cmdline: Option<String>,
+    /// Who unpacks a bzImage: we, or the guest itself
+    #[arg(long, value_name = "WHO", value_enum, default_value_t = Boot::Auto)]
+    pub boot: Boot,
     /// Number of vCPUs [default: as --topology has it, else 1]
     #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     pub cpus: Option<u32>,
@@ -101,6 +105,9 @@ pub struct RunOptions {
     /// End the guest after this many seconds (exit code 36)
     #[arg(long, value_name = "SECS", value_parser = seconds, allow_negative_numbers = true)]
     pub timeout: Option<Duration>,
+    /// Give the guest the ports of a unit test's device; its exit code N ends us with N<<1|1
+    #[arg(long)]
+    pub debug_exit: bool,
     /// Write exit counts and times there as JSON
     #[arg(long, value_name = "FILE")]
     pub stats: Option<PathBuf>,
