@@ -39,23 +39,23 @@ pub enum Command {
 /// A machine, as the command line describes it.
 #[derive(Debug, Clone, Args)]
 pub struct RunOptions {
-    /// Kernel: bzImage, vmlinux, or an ELF image with a PVH note or a Multiboot header
+    /// bzImage, vmlinux, or an ELF image for PVH or Multiboot
     #[arg(short, long, value_name = "FILE")]
     pub kernel: Option<PathBuf>,
     /// Initial RAM disk, or a Multiboot kernel's module
     #[arg(short, long, value_name = "FILE")]
     pub initrd: Option<PathBuf>,
-    /// Kernel command line [default: console=ttyS0; none for Multiboot]
+    /// Command line [default: console=ttyS0; Multiboot: none]
     #[arg(long, alias = "append", value_name = "TEXT")]
     pub cmdline: Option<String>,
-    /// Who unpacks a bzImage: we, or the guest itself
-    #[arg(long, value_name = "WHO", value_enum, default_value_t = Boot::Auto)]
+    /// bzImage unpacked by us (payload) or the guest (setup); or auto
+    #[arg(long, value_name = "WHO", value_enum, default_value_t = Boot::Auto, hide_possible_values = true)]
     pub boot: Boot,
     /// Number of vCPUs [default: as --topology has it, else 1]
     #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     pub cpus: Option<u32>,
-    /// Sockets, cores in each, threads in each [default: one socket of cores]
-    #[arg(long, value_name = "sockets=S,cores=C,threads=T")]
+    /// sockets=S,cores=C,threads=T [default: one socket of cores]
+    #[arg(long, value_name = "SPEC")]
     pub topology: Option<Topology>,
     /// Guest memory: a number with K, M or G; M if bare
     #[arg(short, long, value_name = "SIZE", default_value = "512M", value_parser = memory_size, allow_negative_numbers = true)]
@@ -63,20 +63,20 @@ pub struct RunOptions {
     /// Give the guest the Hyper-V reference TSC page and counter
     #[arg(long)]
     pub hv_tsc_page: bool,
-    /// Give the guest the Hyper-V reference counter MSR, without the page
+    /// Give the guest the reference counter MSR without the page
     #[arg(long)]
     pub hv_ref_counter: bool,
-    /// Whose Hyper-V clock: ours, or the host KVM's (auto = user)
-    #[arg(long, value_name = "WHO", value_enum, default_value_t = HvImpl::Auto)]
+    /// Whose Hyper-V clock: user (ours), kernel (KVM's), auto = user
+    #[arg(long, value_name = "WHO", value_enum, default_value_t = HvImpl::Auto, hide_possible_values = true)]
     pub hv_impl: HvImpl,
-    /// Give the guest an HPET whose reads exit, or lie in a page
-    #[arg(long, value_name = "HOW", value_enum, default_value_t = HpetMode::Exit)]
+    /// HPET: off; a read is an exit; a read is of a page
+    #[arg(long, value_name = "HOW", value_enum, default_value_t = HpetMode::Exit, hide_possible_values = true)]
     pub hpet: HpetMode,
     /// Timers of the HPET, 3 to 32
     #[arg(long, value_name = "N", default_value_t = 3,
         value_parser = clap::value_parser!(u8).range(3..=32))]
     pub hpet_timers: u8,
-    /// With --hpet page: store the counter every NS ns (0: as often as a thread can)
+    /// Store the page's counter every NS ns; 0: as often as can be
     #[arg(long, value_name = "NS", default_value_t = 0,
         value_parser = clap::value_parser!(u64).range(..=1_000_000_000))]
     pub hpet_page_period: u64,
@@ -86,8 +86,8 @@ pub struct RunOptions {
     /// Give the guest Hyper-V synthetic timers (and the TSC page)
     #[arg(long)]
     pub hv_stimer: bool,
-    /// Who serves the local APIC's TSC-deadline timer: KVM, or housekeeping threads
-    #[arg(long, value_name = "WHO", value_enum, default_value_t = LapicTimer::Kernel)]
+    /// TSC-deadline timer: by kernel (KVM), or offload to our threads
+    #[arg(long, value_name = "WHO", value_enum, default_value_t = LapicTimer::Kernel, hide_possible_values = true)]
     pub lapic_timer: LapicTimer,
     /// CPUs whose threads fire timers [default: those left by --pin]
     #[arg(long, value_name = "CPUS")]
@@ -95,17 +95,17 @@ pub struct RunOptions {
     /// vCPUs' own CPUs: VCPU=CPU,… or a list, used in order
     #[arg(long, value_name = "CPUS")]
     pub pin: Option<Pinning>,
-    /// SCHED_FIFO priority of vCPU and housekeeping threads
+    /// SCHED_FIFO priority of vCPU and timer threads
     #[arg(long, value_name = "1-99", value_parser = clap::value_parser!(u8).range(1..=99))]
     pub rt_prio: Option<u8>,
-    /// Microseconds before a deadline at which housekeeping threads stop sleeping and spin
+    /// Microseconds before a deadline that timer threads spin
     #[arg(long, value_name = "US", default_value_t = 0,
           value_parser = clap::value_parser!(u32).range(..=1_000_000))]
     pub hk_poll: u32,
     /// End the guest after this many seconds (exit code 36)
     #[arg(long, value_name = "SECS", value_parser = seconds, allow_negative_numbers = true)]
     pub timeout: Option<Duration>,
-    /// Give the guest the ports of a unit test's device; its exit code N ends us with N<<1|1
+    /// Ports of a unit-test device; exit code N ends us with N<<1|1
     #[arg(long)]
     pub debug_exit: bool,
     /// Write exit counts and times there as JSON
@@ -114,7 +114,7 @@ pub struct RunOptions {
     /// Take commands there, one JSON object a line
     #[arg(long, value_name = "SOCKET")]
     pub control: Option<PathBuf>,
-    /// Tell on stderr, at the end, when each step of the start was reached
+    /// Tell on stderr when each step of the start was reached
     #[arg(long)]
     pub boot_timer: bool,
 }
