@@ -1,7 +1,7 @@
 //! The `clocklab` command: runs an experiment and prints its table.
 
 use clap::{Parser, Subcommand};
-use guest_tests::experiment::{Common, clock_cost};
+use guest_tests::experiment::{Common, clock_cost, hpet_contention};
 use guest_tests::report::Outputs;
 use guest_tests::vm::VmError;
 use std::process::ExitCode;
@@ -22,12 +22,15 @@ struct Cli {
 enum Experiment {
     /// What one read of each clock costs: MSR against page, and the others
     ClockCost,
+    /// What many vCPUs that read one HPET get of it, by exits and from a page
+    HpetContention(hpet_contention::Options),
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let report: Result<_, VmError> = match cli.experiment {
+    let report: Result<_, VmError> = match &cli.experiment {
         Experiment::ClockCost => clock_cost::run(&cli.common),
+        Experiment::HpetContention(options) => hpet_contention::run(&cli.common, options),
     };
     let delivered =
         report.map_err(|e| e.to_string()).and_then(|report| report.deliver(&cli.outputs));

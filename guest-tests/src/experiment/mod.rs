@@ -2,6 +2,8 @@
 //! them, reduce what they printed to rows.
 
 pub mod clock_cost;
+pub mod contention_model;
+pub mod hpet_contention;
 
 use crate::progress::Progress;
 use crate::vm::{Guest, LabChoice, Outcome, Vm, VmError};
