@@ -1,7 +1,7 @@
 //! The `clocklab` command: runs an experiment and prints its table.
 
 use clap::{Parser, Subcommand};
-use guest_tests::experiment::{Common, clock_cost};
+use guest_tests::experiment::{Common, bringup, clock_cost, start_up};
 use guest_tests::report::Outputs;
 use guest_tests::vm::VmError;
 use std::process::ExitCode;
@@ -22,12 +22,18 @@ struct Cli {
 enum Experiment {
     /// What one read of each clock costs: MSR against page, and the others
     ClockCost,
+    /// How long the kernel takes to bring its other CPUs up, serial and parallel
+    Bringup(bringup::Options),
+    /// What vmm adds before a guest runs: time beside the bare ioctls, and memory
+    StartUp(start_up::Options),
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let report: Result<_, VmError> = match cli.experiment {
         Experiment::ClockCost => clock_cost::run(&cli.common),
+        Experiment::Bringup(options) => bringup::run(&cli.common, &options),
+        Experiment::StartUp(options) => start_up::run(&cli.common, &options),
     };
     let delivered =
         report.map_err(|e| e.to_string()).and_then(|report| report.deliver(&cli.outputs));
