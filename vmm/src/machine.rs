@@ -2,7 +2,7 @@
 
 use crate::acpi;
 use crate::board;
-use crate::boot_params;
+use crate::boot;
 use crate::cli::{HvImpl, RunOptions};
 use crate::console::Console;
 use crate::control::Control;
@@ -12,24 +12,28 @@ use crate::ending::Ending;
 use crate::error::{Error, Result};
 use crate::events::{self, Timeout};
 use crate::host;
+use crate::housekeeping::Housekeeping;
 use crate::hpet;
 use crate::hyperv::HyperV;
 use crate::input::{self, Input};
 use crate::irqchip;
 use crate::lifecycle::Lifecycle;
-use crate::loader;
+use crate::loader::{self, Protocol};
 use crate::marks::Marks;
 use crate::memory::{self, GuestMemory};
 use crate::monitor::Monitor;
 use crate::msr_filter;
 use crate::operator::Operator;
-use crate::registers;
+use crate::pinning::Place;
+use crate::registers::Entry;
 use crate::serial_to;
 use crate::signals::{self, Signals};
 use crate::stats::VcpuStats;
 use crate::stats_file;
 use crate::terminal::Taken;
+use crate::test_device;
 use crate::timeline::Timeline;
+use crate::timers::TimerPlan;
 use crate::topology::Topology;
 use crate::vcpu::{self, Peripherals};
 use devices::serial::Serial;
@@ -49,6 +53,7 @@ pub struct Machine {
     // Threads first: they are gone before what they use.
     threads: Vec<JoinHandle<()>>,
     hpet: Option<hpet::Board>,
+    housekeeping: Housekeeping,
     shared: Arc<Shared>,
     console: Console,
     serial: Arc<Serial>,
@@ -95,25 +100,27 @@ impl Machine {
         let cpus = topology.cpus() as u32;
         let features = hyperv_features(options, &kvm)?;
         let user_hyperv = features.is_some() && options.hv_impl != HvImpl::Kernel;
+        let timers = TimerPlan::new(options, cpus, &kvm)?;
         let vm = kvm.create_vm().map_err(|e| Error::new(format!("/dev/kvm: no VM ({e})")))?;
         let vm = Arc::new(vm);
         irqchip::create(&vm, most_id)?;
-        msr_filter::install(&vm, user_hyperv)?;
+        msr_filter::install(&vm, user_hyperv, timers.offload)?;
         marks.note("kvm ready", None);
 
         // Memory, and what the guest finds in it.
         let memory = memory::allocate(options.memory)?;
         let free_slot = memory::register(&vm, &memory)?;
         marks.note("memory", None);
-        let kernel = loader::load_kernel(&memory, kernel_path)?;
-        loader::check_cmdline(&kernel, &options.cmdline)?;
+        let kernel = loader::load_kernel(&memory, kernel_path, options.boot)?;
+        let cmdline = loader::cmdline(&kernel, kernel_path, options.cmdline.as_deref())?;
         let initrd = match &options.initrd {
             Some(path) => Some(loader::load_initrd(&memory, &kernel, path)?),
+            None if options.debug_exit && matches!(kernel.protocol, Protocol::Multiboot) => {
+                Some(loader::load_environment(&memory, &kernel, cpus, options.memory)?)
+            }
             None => None,
         };
-        boot_params::write(&memory, options.memory, &kernel, &options.cmdline, initrd)?;
-        registers::write_tables(&memory)
-            .map_err(|e| Error::new(format!("cannot write the boot tables ({e})")))?;
+        let entry = boot::hand_over(&memory, options.memory, &kernel, &cmdline, initrd)?;
         marks.note("kernel loaded", None);
 
         // The boot vCPU comes first: it tells how the guest's TSC runs.
@@ -127,6 +134,12 @@ impl Machine {
                 return Err(Error::new(
                     "--hv-tsc-page: this host's KVM does not tell where a guest's TSC stands \
                      (KVM_VCPU_TSC_OFFSET, Linux 5.16); use --hv-impl kernel",
+                ));
+            }
+            Err(_) if timers.offload => {
+                return Err(Error::new(
+                    "--lapic-timer offload: this host's KVM does not tell where a guest's TSC \
+                     stands (KVM_VCPU_TSC_OFFSET, Linux 5.16); use --lapic-timer kernel",
                 ));
             }
             Err(_) => wanted,
@@ -151,18 +164,25 @@ impl Machine {
         let hpet_id = hpet.as_ref().map(hpet::Board::id);
         acpi::write(&memory, &acpi::Machine { topology, hpet_id }).map_err(Error::new)?;
         let counted = Arc::new(OnceLock::new());
-        let (ports, mut mmio) = board::buses(&serial, &lifecycle, &timeline, &marks, &counted);
+        let (mut ports, mut mmio) = board::buses(&serial, &lifecycle, &timeline, &marks, &counted);
+        if options.debug_exit {
+            ports.extend(test_device::ports(&vm, &memory, &lifecycle, &console));
+        }
         mmio.extend(hpet.as_ref().map(hpet::Board::range));
         let (ports, mmio) = (board::bus(ports)?, board::bus(mmio)?);
         let stats: Arc<[VcpuStats]> =
             (0..cpus).map(|_| VcpuStats::new(ports.names().len(), mmio.names().len())).collect();
         let _ = counted.set(stats.clone());
+        let stimer_lines = timers.stimer_lines(&vm, topology);
         let hyperv = features
             .filter(|_| user_hyperv)
-            .map(|f| HyperV::new(f, cpus, timeline.clone(), memory.clone()));
+            .map(|f| HyperV::new(f, stimer_lines, timeline.clone(), memory.clone()));
+        let lapic_timers = timers.lapic_timers(&vm, topology, &timeline);
+        let places = timers.places.clone();
+        let housekeeping = timers.start(hyperv.as_ref(), &lapic_timers, &timeline)?;
         let shared = Arc::new(Shared {
             lifecycle,
-            peripherals: Peripherals { ports, mmio, hyperv },
+            peripherals: Peripherals { ports, mmio, hyperv, lapic_timers },
             stats,
             marks,
             timeline,
@@ -171,13 +191,13 @@ impl Machine {
         });
 
         // Threads, each of which makes its own vCPU.
-        let mut boot = Some((boot, kernel.entry));
+        let mut boot = Some((boot, entry));
         let seed = VcpuSeed { vm: vm.clone(), template: Arc::new(template), topology, offset };
         let (ready, when_ready) = mpsc::channel();
         let mut threads = Vec::with_capacity(cpus as usize);
-        for index in 0..cpus {
+        for (index, place) in (0..cpus).zip(places) {
             let thread =
-                spawn_vcpu(index, boot.take(), seed.clone(), shared.clone(), ready.clone());
+                spawn_vcpu(index, place, boot.take(), seed.clone(), shared.clone(), ready.clone());
             threads.push(thread?);
         }
         drop(ready);
@@ -188,7 +208,19 @@ impl Machine {
             }
         }
         shared.marks.note("vcpus ready", None);
-        Ok(Self { threads, hpet, shared, console, serial, room, source, control, topology, vm })
+        Ok(Self {
+            threads,
+            housekeeping,
+            hpet,
+            shared,
+            console,
+            serial,
+            room,
+            source,
+            control,
+            topology,
+            vm,
+        })
     }
 
     /// Lets the guest run until it, a person or a fault ends it.
@@ -244,7 +276,7 @@ impl Machine {
             eprint!("{}", self.shared.marks.table());
         }
         if let Some(path) = &options.stats {
-            stats_file::write(path, &self.shared, &ending)?;
+            stats_file::write(path, &self.shared, &ending, self.housekeeping.tallies())?;
         }
         Ok(ending)
     }
@@ -282,8 +314,8 @@ fn hyperv_features(options: &RunOptions, kvm: &Kvm) -> Result<Option<Features>> 
     }
     Ok(Some(Features {
         ref_counter: true,
-        tsc_page: options.hv_tsc_page,
-        stimer: false,
+        tsc_page: options.tsc_page(),
+        stimer: options.hv_stimer,
         invariant_tsc: false,
     }))
 }
@@ -305,7 +337,7 @@ struct VcpuSeed {
 
 impl VcpuSeed {
     /// Makes vCPU `index`, or finishes the boot vCPU that exists already.
-    fn grow(&self, index: u32, boot: Option<(VcpuFd, u64)>) -> Result<VcpuFd> {
+    fn grow(&self, index: u32, boot: Option<(VcpuFd, Entry)>) -> Result<VcpuFd> {
         let (vcpu, entry) = match boot {
             Some((vcpu, entry)) => (vcpu, Some(entry)),
             None => {
@@ -325,7 +357,8 @@ impl VcpuSeed {
 
 fn spawn_vcpu(
     index: u32,
-    boot: Option<(VcpuFd, u64)>,
+    place: Place,
+    boot: Option<(VcpuFd, Entry)>,
     seed: VcpuSeed,
     shared: Arc<Shared>,
     ready: mpsc::Sender<Result<()>>,
@@ -334,7 +367,7 @@ fn spawn_vcpu(
         .name(format!("vcpu{index}"))
         .spawn(move || {
             signals::leave_to_main();
-            let grown = seed.grow(index, boot);
+            let grown = place.take("--pin").and_then(|()| seed.grow(index, boot));
             drop(seed);
             let told = match grown {
                 Ok(vcpu) => {
