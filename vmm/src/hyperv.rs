@@ -9,6 +9,7 @@ use pvclock::hyperv::{
     Effect, Features, Frequencies, MsrRead, MsrWrite, Partition, VirtualProcessor,
     read_time_ref_count,
 };
+use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Frequency of KVM's local APIC timer before its divider, in Hz (KVM API,
@@ -53,7 +54,7 @@ impl HyperV {
         timeline: Arc<Timeline>,
         memory: GuestMemory,
     ) -> Self {
-        let frequencies = Frequencies { tsc_hz: timeline.clock().tsc_hz(), apic_hz: APIC_HZ };
+        let frequencies = Frequencies { tsc_hz: timeline.nominal_hz(), apic_hz: APIC_HZ };
         let shared = Shared {
             partition: Partition::new(features, frequencies),
             overlays: Overlays::new(memory.clone()),
@@ -62,6 +63,22 @@ impl HyperV {
             |(index, line)| Arc::new(Processor::new(features, index, timeline.clone(), line));
         let processors = (0..).zip(lines).map(processor).collect();
         Self { features, timeline, memory, shared: Mutex::new(shared), processors }
+    }
+
+    /// Runs `change`, which may move the reference clock to another line, with the
+    /// page not valid; then publishes the line that holds, under a new sequence.
+    ///
+    /// No page shows the old line once a counter read may use the new one, nor the
+    /// new line while one may still use the old: so page₁ ≤ MSR ≤ page₂ holds
+    /// across the change. The guest cannot move its page meanwhile.
+    pub fn around_change<R>(&self, change: impl FnOnce() -> R) -> R {
+        let mut shared = lock(&self.shared);
+        shared.overlays.invalidate();
+        // The switch must not become visible before the invalid page is.
+        fence(Ordering::SeqCst);
+        let result = change();
+        shared.overlays.republish(&self.timeline.clock());
+        result
     }
 
     /// The virtual processors, whose timers a housekeeping thread is to serve.

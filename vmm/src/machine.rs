@@ -2,27 +2,36 @@
 
 use crate::acpi;
 use crate::board;
-use crate::boot_params;
+use crate::boot;
 use crate::cli::{HvImpl, RunOptions};
 use crate::console::Console;
+use crate::control::Control;
+use crate::control_socket::{Server, Socket};
 use crate::cpuid::Template;
 use crate::ending::Ending;
 use crate::error::{Error, Result};
-use crate::events::{self, Signals, Timeout};
+use crate::events::{self, Timeout};
 use crate::host;
 use crate::housekeeping::Housekeeping;
+use crate::hpet;
 use crate::hyperv::HyperV;
 use crate::input::{self, Input};
 use crate::irqchip;
 use crate::lifecycle::Lifecycle;
-use crate::loader;
+use crate::loader::{self, Protocol};
 use crate::marks::Marks;
 use crate::memory::{self, GuestMemory};
+use crate::monitor::Monitor;
 use crate::msr_filter;
+use crate::operator::Operator;
 use crate::pinning::Place;
-use crate::registers;
+use crate::registers::Entry;
+use crate::serial_to;
+use crate::signals::{self, Signals};
 use crate::stats::VcpuStats;
 use crate::stats_file;
+use crate::terminal::Taken;
+use crate::test_device;
 use crate::timeline::Timeline;
 use crate::timers::TimerPlan;
 use crate::topology::Topology;
@@ -31,7 +40,6 @@ use devices::serial::Serial;
 use kvm_bindings::KVM_MAX_CPUID_ENTRIES;
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 use pvclock::hyperv::{Features, cpuid_leaves};
-use std::fs::File;
 use std::path::Path;
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread::{self, JoinHandle};
@@ -44,13 +52,16 @@ pub const MOST_CPUS: u32 = 1024;
 pub struct Machine {
     // Threads first: they are gone before what they use.
     threads: Vec<JoinHandle<()>>,
+    hpet: Option<hpet::Board>,
     housekeeping: Housekeeping,
     shared: Arc<Shared>,
     console: Console,
     serial: Arc<Serial>,
     room: EventFd,
-    signals: File,
-    _vm: Arc<VmFd>,
+    source: serial_to::Source,
+    control: Option<Socket>,
+    topology: Topology,
+    vm: Arc<VmFd>,
 }
 
 /// What the vCPU threads and the main thread share.
@@ -65,6 +76,8 @@ pub struct Shared {
     pub marks: Arc<Marks>,
     /// The guest's time.
     pub timeline: Arc<Timeline>,
+    /// What the HPET counts.
+    pub hpet: Option<hpet::Meters>,
     // Outlives the VM's memory slots.
     _memory: GuestMemory,
 }
@@ -76,40 +89,42 @@ impl Machine {
     /// One line that names the flag or file to change.
     pub fn build(options: &RunOptions, marks: Marks) -> Result<Self> {
         let kernel_path = options.kernel.as_deref().unwrap_or(Path::new(""));
-        let signals = Signals::block()?;
+        let (output, source) = serial_to::open(&options.serial)?;
         let marks = Arc::new(marks);
+        let control = options.control.as_deref().map(Socket::bind).transpose()?;
 
         // KVM, and what it can do.
         let kvm = host::open_kvm()?;
-        let topology = topology(options, &kvm)?;
+        let topology = options.topology()?;
+        let most_id = check_cpus(&topology, &kvm)?;
+        let cpus = topology.cpus() as u32;
         let features = hyperv_features(options, &kvm)?;
         let user_hyperv = features.is_some() && options.hv_impl != HvImpl::Kernel;
-        let timers = TimerPlan::new(options, &kvm)?;
+        let timers = TimerPlan::new(options, cpus, &kvm)?;
         let vm = kvm.create_vm().map_err(|e| Error::new(format!("/dev/kvm: no VM ({e})")))?;
         let vm = Arc::new(vm);
-        irqchip::create(&vm)?;
+        irqchip::create(&vm, most_id)?;
         msr_filter::install(&vm, user_hyperv, timers.offload)?;
         marks.note("kvm ready", None);
 
         // Memory, and what the guest finds in it.
         let memory = memory::allocate(options.memory)?;
-        memory::register(&vm, &memory)?;
+        let free_slot = memory::register(&vm, &memory)?;
         marks.note("memory", None);
-        let kernel = loader::load_kernel(&memory, kernel_path)?;
-        loader::check_cmdline(&kernel, &options.cmdline)?;
+        let kernel = loader::load_kernel(&memory, kernel_path, options.boot)?;
+        let cmdline = loader::cmdline(&kernel, kernel_path, options.cmdline.as_deref())?;
         let initrd = match &options.initrd {
             Some(path) => Some(loader::load_initrd(&memory, &kernel, path)?),
+            None if options.debug_exit && matches!(kernel.protocol, Protocol::Multiboot) => {
+                Some(loader::load_environment(&memory, &kernel, cpus, options.memory)?)
+            }
             None => None,
         };
-        boot_params::write(&memory, options.memory, &kernel, &options.cmdline, initrd)?;
-        registers::write_tables(&memory)
-            .map_err(|e| Error::new(format!("cannot write the boot tables ({e})")))?;
-        acpi::write(&memory, &acpi::Machine { topology, hpet_id: None }).map_err(Error::new)?;
+        let entry = boot::hand_over(&memory, options.memory, &kernel, &cmdline, initrd)?;
         marks.note("kernel loaded", None);
 
         // The boot vCPU comes first: it tells how the guest's TSC runs.
-        let cpus = options.cpus as usize;
-        let lifecycle = Arc::new(Lifecycle::new(cpus)?);
+        let lifecycle = Arc::new(Lifecycle::new(cpus as usize)?);
         let boot = create_vcpu(&vm, topology.apic_id(0))?;
         let tsc_hz = u64::from(boot.get_tsc_khz().unwrap_or(0)) * 1000;
         let wanted = crate::tsc::read().wrapping_neg();
@@ -130,7 +145,7 @@ impl Machine {
             Err(_) => wanted,
         };
         let timeline = Arc::new(Timeline::start(tsc_hz, offset)?);
-        let hyperv_leaves = features.map(|f| cpuid_leaves(&f, options.cpus));
+        let hyperv_leaves = features.map(|f| cpuid_leaves(&f, cpus));
         let supported = kvm
             .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
             .map_err(|e| Error::new(format!("/dev/kvm: KVM_GET_SUPPORTED_CPUID fails ({e})")))?;
@@ -142,11 +157,18 @@ impl Machine {
         );
 
         // Devices.
-        let console = Console::start(std::io::stdout())?;
+        let console = Console::start(output)?;
         let room = input::room_signal()?;
-        let serial = board::serial_port(&vm, &console, &room)?;
+        let serial = board::serial_port(&vm, &console, &room, &marks)?;
+        let hpet = hpet::Board::build(options, &vm, free_slot, &lifecycle, &timeline)?;
+        let hpet_id = hpet.as_ref().map(hpet::Board::id);
+        acpi::write(&memory, &acpi::Machine { topology, hpet_id }).map_err(Error::new)?;
         let counted = Arc::new(OnceLock::new());
-        let (ports, mmio) = board::buses(&serial, &lifecycle, &timeline, &marks, &counted);
+        let (mut ports, mut mmio) = board::buses(&serial, &lifecycle, &timeline, &marks, &counted);
+        if options.debug_exit {
+            ports.extend(test_device::ports(&vm, &memory, &lifecycle, &console));
+        }
+        mmio.extend(hpet.as_ref().map(hpet::Board::range));
         let (ports, mmio) = (board::bus(ports)?, board::bus(mmio)?);
         let stats: Arc<[VcpuStats]> =
             (0..cpus).map(|_| VcpuStats::new(ports.names().len(), mmio.names().len())).collect();
@@ -164,28 +186,41 @@ impl Machine {
             stats,
             marks,
             timeline,
+            hpet: hpet.as_ref().map(hpet::Board::meters),
             _memory: memory,
         });
 
         // Threads, each of which makes its own vCPU.
-        let mut boot = Some((boot, kernel.entry));
+        let mut boot = Some((boot, entry));
         let seed = VcpuSeed { vm: vm.clone(), template: Arc::new(template), topology, offset };
         let (ready, when_ready) = mpsc::channel();
-        let mut threads = Vec::with_capacity(cpus);
-        for (index, place) in (0..options.cpus).zip(places) {
+        let mut threads = Vec::with_capacity(cpus as usize);
+        for (index, place) in (0..cpus).zip(places) {
             let thread =
                 spawn_vcpu(index, place, boot.take(), seed.clone(), shared.clone(), ready.clone());
             threads.push(thread?);
         }
         drop(ready);
-        for outcome in when_ready.iter().take(cpus) {
+        for outcome in when_ready.iter() {
             if let Err(e) = outcome {
                 shared.lifecycle.end(Ending::Refused(e.to_string()));
                 return Err(e);
             }
         }
         shared.marks.note("vcpus ready", None);
-        Ok(Self { threads, housekeeping, shared, console, serial, room, signals, _vm: vm })
+        Ok(Self {
+            threads,
+            housekeeping,
+            hpet,
+            shared,
+            console,
+            serial,
+            room,
+            source,
+            control,
+            topology,
+            vm,
+        })
     }
 
     /// Lets the guest run until it, a person or a fault ends it.
@@ -194,12 +229,28 @@ impl Machine {
     /// What the host refuses at the start, or a statistics file that cannot be written.
     pub fn run(self, options: &RunOptions) -> Result<Ending> {
         let lifecycle = &self.shared.lifecycle;
-        let mut subscribers: Vec<events::Subscriber> = vec![
-            Arc::new(Signals::new(self.signals, lifecycle.clone())),
-            Arc::new(Input::new(std::io::stdin(), self.serial.clone(), self.room)),
-        ];
+        let room = self.room.try_clone().map_err(|e| Error::new(format!("an eventfd ({e})")))?;
+        let mut subscribers: Vec<events::Subscriber> =
+            vec![Arc::new(Signals::block(lifecycle.clone(), room)?)];
+        let terminal = self.source.operator.then(Taken::now);
+        if let Some(reader) = self.source.reader {
+            let operator = terminal.is_some().then(|| {
+                let monitor = Monitor::new(self.shared.clone(), self.vm.clone());
+                Operator::new(self.console.writer(), monitor)
+            });
+            subscribers.push(Arc::new(Input::new(
+                reader,
+                operator,
+                self.serial.clone(),
+                self.room,
+            )));
+        }
         if let Some(after) = options.timeout {
             subscribers.push(Arc::new(Timeout::start(after, lifecycle.clone())?));
+        }
+        if let Some(socket) = self.control {
+            let control = Control::new(self.shared.clone(), self.vm.clone(), self.topology);
+            subscribers.push(Arc::new(Server::new(socket, control)));
         }
         lifecycle.resume();
         let waited = events::run(lifecycle, subscribers);
@@ -209,12 +260,20 @@ impl Machine {
         for thread in self.threads {
             let _ = thread.join();
         }
+        drop(self.hpet);
+        if let Some(page) = self.shared.hpet.as_ref().and_then(|meters| meters.report().page) {
+            log::info!("HPET page: {page}");
+        }
         let ending = lifecycle
             .ending()
             .unwrap_or_else(|| Ending::VmmFailure("the machine ended without a reason".into()));
         let dropped = self.console.finish();
+        drop(terminal);
         if dropped > 0 {
             log::warn!("{dropped} bytes of console output were dropped: stdout was not read");
+        }
+        if options.boot_timer {
+            eprint!("{}", self.shared.marks.table());
         }
         if let Some(path) = &options.stats {
             stats_file::write(path, &self.shared, &ending, self.housekeeping.tallies())?;
@@ -223,17 +282,24 @@ impl Machine {
     }
 }
 
-fn topology(options: &RunOptions, kvm: &Kvm) -> Result<Topology> {
-    let topology = Topology::one_socket(options.cpus);
+/// Whether we and the host's KVM take so many vCPUs and such APIC ids; returns
+/// the highest id.
+fn check_cpus(topology: &Topology, kvm: &Kvm) -> Result<u32> {
+    let cpus = topology.cpus();
     let most = (kvm.get_max_vcpus() as u64).min(u64::from(MOST_CPUS));
-    if topology.cpus() > most {
+    if cpus > most {
+        let whose =
+            if most < u64::from(MOST_CPUS) { "this host's KVM_CAP_MAX_VCPUS" } else { "ours" };
+        return Err(Error::new(format!("--cpus {cpus}: the most here is {most} ({whose})")));
+    }
+    let (id, ids) = (topology.apic_id(cpus as u32 - 1), kvm.get_max_vcpu_id());
+    if id as usize >= ids {
         return Err(Error::new(format!(
-            "--cpus {}: the most here is {most} ({})",
-            topology.cpus(),
-            if most < u64::from(MOST_CPUS) { "this host's KVM_CAP_MAX_VCPUS" } else { "ours" }
+            "--topology {topology}: makes APIC id {id}, and this host's KVM takes ids below {ids} \
+             (KVM_CAP_MAX_VCPU_ID); powers of two of cores and threads leave no gaps"
         )));
     }
-    Ok(topology)
+    Ok(id)
 }
 
 /// What the guest is shown of Hyper-V, if anything.
@@ -271,7 +337,7 @@ struct VcpuSeed {
 
 impl VcpuSeed {
     /// Makes vCPU `index`, or finishes the boot vCPU that exists already.
-    fn grow(&self, index: u32, boot: Option<(VcpuFd, u64)>) -> Result<VcpuFd> {
+    fn grow(&self, index: u32, boot: Option<(VcpuFd, Entry)>) -> Result<VcpuFd> {
         let (vcpu, entry) = match boot {
             Some((vcpu, entry)) => (vcpu, Some(entry)),
             None => {
@@ -292,7 +358,7 @@ impl VcpuSeed {
 fn spawn_vcpu(
     index: u32,
     place: Place,
-    boot: Option<(VcpuFd, u64)>,
+    boot: Option<(VcpuFd, Entry)>,
     seed: VcpuSeed,
     shared: Arc<Shared>,
     ready: mpsc::Sender<Result<()>>,
@@ -300,6 +366,7 @@ fn spawn_vcpu(
     thread::Builder::new()
         .name(format!("vcpu{index}"))
         .spawn(move || {
+            signals::leave_to_main();
             let grown = place.take("--pin").and_then(|()| seed.grow(index, boot));
             drop(seed);
             let told = match grown {
@@ -307,7 +374,9 @@ fn spawn_vcpu(
                     let told = ready.send(Ok(()));
                     drop(ready);
                     let i = index as usize;
-                    vcpu::run(vcpu, i, &shared.lifecycle, &shared.peripherals, &shared.stats[i]);
+                    let enters = || shared.marks.vcpu_enters(index, shared.stats.len());
+                    let (lifecycle, peripherals) = (&shared.lifecycle, &shared.peripherals);
+                    vcpu::run(vcpu, i, lifecycle, peripherals, &shared.stats[i], enters);
                     told
                 }
                 Err(e) => ready.send(Err(e)),

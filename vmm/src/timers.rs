@@ -32,12 +32,12 @@ impl TimerPlan {
     ///
     /// # Errors
     /// One line: a CPU that is not there, or a host that cannot do it.
-    pub fn new(options: &RunOptions, kvm: &Kvm) -> Result<Self> {
+    pub fn new(options: &RunOptions, cpus: u32, kvm: &Kvm) -> Result<Self> {
         let offload = offloads_lapic_timer(options, kvm)?;
         let host = HostCpus::read()?;
         let own = match &options.pin {
-            Some(pinning) => pinning.resolve(options.cpus, &host)?,
-            None => vec![None; options.cpus as usize],
+            Some(pinning) => pinning.resolve(cpus, &host)?,
+            None => vec![None; cpus as usize],
         };
         let groups = [serves_stimers(options)?, offload]
             .map(|served| if served { own.clone() } else { vec![] });

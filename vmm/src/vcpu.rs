@@ -6,7 +6,7 @@ use crate::hyperv::HyperV;
 use crate::lapic_timer::{LapicTimer, LocalVector};
 use crate::lifecycle::{Lifecycle, Seat, State};
 use crate::msr_filter::{MSR_IA32_TSC, MSR_IA32_TSC_ADJUST, MSR_IA32_TSC_DEADLINE};
-use crate::registers::{self, SetupError};
+use crate::registers::{self, Entry, SetupError};
 use crate::stats::{Access, Subject, VcpuStats};
 use crate::tsc;
 use devices::bus::Bus;
@@ -214,7 +214,7 @@ pub fn set_up(
     vcpu: &VcpuFd,
     index: u32,
     template: &Template,
-    entry: Option<u64>,
+    entry: Option<Entry>,
 ) -> Result<(), SetupError> {
     let cpuid = template
         .for_vcpu(index)
@@ -227,22 +227,31 @@ pub fn set_up(
     }
 }
 
-/// Runs the guest on this thread until the machine ends.
+/// Runs the guest on this thread until the machine ends; `enters` is called
+/// right before the first KVM_RUN, if there is one.
 pub fn run(
     mut vcpu: VcpuFd,
     index: usize,
     lifecycle: &Lifecycle,
     peripherals: &Peripherals,
     stats: &VcpuStats,
+    enters: impl FnOnce(),
 ) {
     let run: *mut kvm_run = vcpu.get_kvm_run();
     let seat = Seat::new(lifecycle, index, run);
+    if lifecycle.state() == State::Running || lifecycle.park() {
+        enters();
+    }
     // SAFETY: `vcpu` lives to the end of this function and keeps the descriptor
     // open. Not a borrow of `vcpu`, because an exit borrows all of that.
     let fd = unsafe { BorrowedFd::borrow_raw(vcpu.as_raw_fd()) };
     loop {
-        if lifecycle.state() != State::Running && !lifecycle.park() {
-            break;
+        if lifecycle.state() != State::Running {
+            if !lifecycle.park() {
+                break;
+            }
+            // Fails, harmlessly, for a guest that has no kvm-clock.
+            let _ = vcpu.kvmclock_ctrl();
         }
         let exit = vcpu.run();
         let left = tsc::read();
