@@ -2,6 +2,7 @@ use super::*;
 use crate::host_cpus::HostCpu;
 use std::collections::BTreeSet;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 /// Two nodes, two caches a node, two CPUs a cache.
@@ -120,4 +121,44 @@ fn each_thread_is_named_and_confined_to_its_own_cpu() {
         }
     }
     assert_eq!(seen.into_iter().collect::<Vec<_>>(), cpus.0);
+}
+
+/// A clock that moves by hand.
+struct Hand(AtomicU64);
+
+impl Clock for Hand {
+    fn now_10ns(&self) -> u64 {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+struct Ring(Mutex<mpsc::Sender<()>>);
+
+impl Timers for Ring {
+    fn expire(&self) {
+        let _ = self.0.lock().unwrap().send(());
+    }
+}
+
+#[test]
+fn while_the_clock_stands_the_thread_rests_and_afterwards_goes_on() {
+    for poll in [Duration::ZERO, Duration::from_secs(1)] {
+        let (ring, rings) = mpsc::channel();
+        let clock = Arc::new(Hand(AtomicU64::new(1000)));
+        let host = HostCpus::read().unwrap();
+        let manner = Manner { rt_priority: None, poll };
+        let plan = Plan::new(&crate::pinning::allowed_cpus(), &[None], &host, manner);
+        let slot = plan.slots()[0].clone();
+        let shared: Arc<dyn Clock> = clock.clone();
+        let timers: Arc<dyn Timers> = Arc::new(Ring(Mutex::new(ring)));
+        let housekeeping = plan.start(vec![(slot.clone(), timers)], &shared).unwrap();
+        slot.publish(Some(1001));
+        let wakeups = || housekeeping.tallies().iter().map(|t| t.wakeups).sum::<u64>();
+        // Long enough for thousands of sleeps of 10 ns.
+        assert!(rings.recv_timeout(Duration::from_millis(300)).is_err(), "early");
+        assert!(wakeups() <= 2 * u64::from(desk::STANDING), "{} wake-ups", wakeups());
+        clock.0.store(1001, Ordering::SeqCst);
+        housekeeping.clock_changed();
+        rings.recv_timeout(LONG).unwrap();
+    }
 }
