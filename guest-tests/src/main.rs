@@ -1,7 +1,7 @@
 //! The `clocklab` command: runs an experiment and prints its table.
 
 use clap::{Parser, Subcommand};
-use guest_tests::experiment::{Common, clock_cost};
+use guest_tests::experiment::{Common, clock_cost, timer_latency};
 use guest_tests::report::Outputs;
 use guest_tests::vm::VmError;
 use std::process::ExitCode;
@@ -22,12 +22,15 @@ struct Cli {
 enum Experiment {
     /// What one read of each clock costs: MSR against page, and the others
     ClockCost,
+    /// How late a timer's handler runs, by who serves the timer
+    TimerLatency(timer_latency::Options),
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let report: Result<_, VmError> = match cli.experiment {
         Experiment::ClockCost => clock_cost::run(&cli.common),
+        Experiment::TimerLatency(options) => timer_latency::run(&cli.common, &options),
     };
     let delivered =
         report.map_err(|e| e.to_string()).and_then(|report| report.deliver(&cli.outputs));
