@@ -1,7 +1,9 @@
 //! The `clocklab` command: runs an experiment and prints its table.
 
 use clap::{Parser, Subcommand};
-use guest_tests::experiment::{Common, bringup, clock_cost, hpet_contention, start_up};
+use guest_tests::experiment::{
+    Common, bringup, clock_cost, hpet_contention, start_up, timer_latency,
+};
 use guest_tests::report::Outputs;
 use guest_tests::vm::VmError;
 use std::process::ExitCode;
@@ -28,6 +30,8 @@ enum Experiment {
     Bringup(bringup::Options),
     /// What vmm adds before a guest runs: time beside the bare ioctls, and memory
     StartUp(start_up::Options),
+    /// How late a timer's handler runs, by who serves the timer
+    TimerLatency(timer_latency::Options),
 }
 
 fn main() -> ExitCode {
@@ -37,6 +41,7 @@ fn main() -> ExitCode {
         Experiment::HpetContention(options) => hpet_contention::run(&cli.common, options),
         Experiment::Bringup(options) => bringup::run(&cli.common, options),
         Experiment::StartUp(options) => start_up::run(&cli.common, options),
+        Experiment::TimerLatency(options) => timer_latency::run(&cli.common, options),
     };
     let delivered =
         report.map_err(|e| e.to_string()).and_then(|report| report.deliver(&cli.outputs));

@@ -96,10 +96,10 @@ pub struct RunOptions {
     #[arg(long, value_name = "CPUS")]
     pub pin: Option<Pinning>,
     /// SCHED_FIFO priority of vCPU and timer threads
-    #[arg(long, value_name = "1-99", value_parser = clap::value_parser!(u8).range(1..=99))]
+    #[arg(long, value_name = "1-99", allow_negative_numbers = true, value_parser = clap::value_parser!(u8).range(1..=99))]
     pub rt_prio: Option<u8>,
     /// Microseconds before a deadline that timer threads spin
-    #[arg(long, value_name = "US", default_value_t = 0,
+    #[arg(long, value_name = "US", default_value_t = 0, allow_negative_numbers = true,
           value_parser = clap::value_parser!(u32).range(..=1_000_000))]
     pub hk_poll: u32,
     /// End the guest after this many seconds (exit code 36)

@@ -53,7 +53,6 @@ pub struct Machine {
     // Threads first: they are gone before what they use.
     threads: Vec<JoinHandle<()>>,
     hpet: Option<hpet::Board>,
-    housekeeping: Housekeeping,
     shared: Arc<Shared>,
     console: Console,
     serial: Arc<Serial>,
@@ -76,6 +75,8 @@ pub struct Shared {
     pub marks: Arc<Marks>,
     /// The guest's time.
     pub timeline: Arc<Timeline>,
+    /// The threads that fire the guest's timers.
+    pub housekeeping: Housekeeping,
     /// What the HPET counts.
     pub hpet: Option<hpet::Meters>,
     // Outlives the VM's memory slots.
@@ -186,6 +187,7 @@ impl Machine {
             stats,
             marks,
             timeline,
+            housekeeping,
             hpet: hpet.as_ref().map(hpet::Board::meters),
             _memory: memory,
         });
@@ -208,19 +210,7 @@ impl Machine {
             }
         }
         shared.marks.note("vcpus ready", None);
-        Ok(Self {
-            threads,
-            housekeeping,
-            hpet,
-            shared,
-            console,
-            serial,
-            room,
-            source,
-            control,
-            topology,
-            vm,
-        })
+        Ok(Self { threads, hpet, shared, console, serial, room, source, control, topology, vm })
     }
 
     /// Lets the guest run until it, a person or a fault ends it.
@@ -276,7 +266,7 @@ impl Machine {
             eprint!("{}", self.shared.marks.table());
         }
         if let Some(path) = &options.stats {
-            stats_file::write(path, &self.shared, &ending, self.housekeeping.tallies())?;
+            stats_file::write(path, &self.shared, &ending)?;
         }
         Ok(ending)
     }

@@ -37,12 +37,7 @@ const METHOD: &str =
 ///
 /// # Errors
 /// One line that names the file.
-pub fn write(
-    path: &Path,
-    shared: &Shared,
-    ending: &Ending,
-    housekeeping: Vec<Tally>,
-) -> Result<()> {
+pub fn write(path: &Path, shared: &Shared, ending: &Ending) -> Result<()> {
     let peripherals = &shared.peripherals;
     let tsc_hz = shared.timeline.nominal_hz();
     let vcpus: Vec<_> = shared.stats.iter().collect();
@@ -58,7 +53,7 @@ pub fn write(
         marks: shared.marks.list(),
         exits: stats::gather(&vcpus, peripherals.ports.names(), peripherals.mmio.names(), tsc_hz),
         hpet: shared.hpet.as_ref().map(hpet::Meters::report),
-        housekeeping,
+        housekeeping: shared.housekeeping.tallies(),
     };
     let failed = |e: &dyn std::fmt::Display| Error::new(format!("--stats {}: {e}", path.display()));
     let file = File::create(path).map_err(|e| failed(&e))?;

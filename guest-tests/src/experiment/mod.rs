@@ -6,6 +6,7 @@ pub mod clock_cost;
 pub mod contention_model;
 pub mod hpet_contention;
 pub mod start_up;
+pub mod timer_latency;
 
 use crate::progress::Progress;
 use crate::vm::{Guest, LabChoice, Outcome, Vm, VmError};
