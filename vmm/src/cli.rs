@@ -1,8 +1,10 @@
 //! The command line.
 
 use crate::error::{Error, Result};
+use crate::memory::Backing;
 use crate::serial_to::SerialTo;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -50,6 +52,16 @@ pub struct RunOptions {
     /// Guest memory: a number with K, M or G; M if bare
     #[arg(short, long, value_name = "SIZE", default_value = "512M", value_parser = memory_size, allow_negative_numbers = true)]
     pub memory: u64,
+    /// Back guest memory with huge pages of this size
+    #[arg(long, value_name = "2M|1G", num_args = 0..=1, require_equals = true,
+          default_missing_value = "2M")]
+    pub hugepages: Option<HugePages>,
+    /// Touch all guest memory before the start
+    #[arg(long)]
+    pub prefault: bool,
+    /// Lock guest memory, so that it is never paged out
+    #[arg(long)]
+    pub mlock: bool,
     /// Give the guest the Hyper-V reference TSC page and counter
     #[arg(long)]
     pub hv_tsc_page: bool,
@@ -70,6 +82,36 @@ pub struct RunOptions {
     pub stats: Option<PathBuf>,
 }
 
+/// Sizes of huge pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum HugePages {
+    /// 2 MiB.
+    #[value(name = "2M")]
+    TwoMib,
+    /// 1 GiB.
+    #[value(name = "1G")]
+    OneGib,
+}
+
+impl HugePages {
+    /// Size in bytes.
+    pub fn bytes(self) -> u64 {
+        match self {
+            Self::TwoMib => 2 << 20,
+            Self::OneGib => 1 << 30,
+        }
+    }
+}
+
+impl fmt::Display for HugePages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::TwoMib => "2M",
+            Self::OneGib => "1G",
+        })
+    }
+}
+
 /// Who serves the Hyper-V clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum HvImpl {
@@ -82,6 +124,11 @@ pub enum HvImpl {
 }
 
 impl RunOptions {
+    /// How the host is to hold the guest's memory.
+    pub fn backing(&self) -> Backing {
+        Backing { huge_pages: self.hugepages, prefault: self.prefault, lock: self.mlock }
+    }
+
     /// Whether any Hyper-V interface is shown to the guest.
     pub fn hyperv(&self) -> bool {
         self.hv_tsc_page || self.hv_ref_counter

@@ -91,7 +91,7 @@ impl Machine {
         marks.note("kvm ready", None);
 
         // Memory, and what the guest finds in it.
-        let memory = memory::allocate(options.memory)?;
+        let memory = memory::allocate(options.memory, options.backing())?;
         memory::register(&vm, &memory)?;
         marks.note("memory", None);
         let kernel = loader::load_kernel(&memory, kernel_path)?;
@@ -181,13 +181,13 @@ impl Machine {
     ///
     /// # Errors
     /// What the host refuses at the start, or a statistics file that cannot be written.
-    pub fn run(self, options: &RunOptions) -> Result<Ending> {
+    pub fn run(mut self, options: &RunOptions) -> Result<Ending> {
         let lifecycle = &self.shared.lifecycle;
         let room = self.room.try_clone().map_err(|e| Error::new(format!("an eventfd ({e})")))?;
         let mut subscribers: Vec<events::Subscriber> =
             vec![Arc::new(Signals::block(lifecycle.clone(), room)?)];
         let terminal = self.source.operator.then(Taken::now);
-        if let Some(reader) = self.source.reader {
+        if let Some(reader) = self.source.reader.take() {
             let operator = terminal.is_some().then(|| {
                 let monitor = Monitor::new(self.shared.clone(), self.vm.clone());
                 Operator::new(self.console.writer(), monitor)
@@ -214,6 +214,7 @@ impl Machine {
             .ending()
             .unwrap_or_else(|| Ending::VmmFailure("the machine ended without a reason".into()));
         let dropped = self.console.finish();
+        self.source.drain();
         drop(terminal);
         if dropped > 0 {
             log::warn!("{dropped} bytes of console output were dropped: stdout was not read");
