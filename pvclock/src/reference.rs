@@ -24,7 +24,7 @@
 //! 100 MHz counter and the guest's page can never tell different times.
 //!
 //! A new line through a given moment ([`ReferenceClock::with_frequency`],
-//! [`ReferenceClock::resumed`]) can be moved in whole ticks only, because `offset`
+//! [`ReferenceClock::started`]) can be moved in whole ticks only, because `offset`
 //! is an integer: its fraction at that moment is what `tsc × scale` makes it. We
 //! take the lowest line that is not behind the old one *including the fraction*,
 //! so neither unit ever steps back, and a change costs less than one tick forward.
@@ -190,11 +190,33 @@ impl ReferenceClock {
         Ok(Self::through(tsc_hz, scale, tsc, self.reading(tsc)))
     }
 
-    /// The clock for which no time passed between `paused_tsc` and `resumed_tsc`:
-    /// at the latter it shows what this one showed at the former, moved forward by
-    /// less than one tick.
-    pub const fn resumed(&self, paused_tsc: u64, resumed_tsc: u64) -> Self {
-        Self::through(self.tsc_hz, self.scale, resumed_tsc, self.reading(paused_tsc))
+    /// The clock that stands still from `at_tsc` on: whatever the TSC, it shows what
+    /// this one showed there, moved forward by less than one tick.
+    pub const fn stopped(&self, at_tsc: u64) -> Self {
+        Self::through(self.tsc_hz, 0, at_tsc, self.reading(at_tsc))
+    }
+
+    /// The clock that goes on from `at_tsc` at its frequency: there it shows what this
+    /// one shows, moved forward by less than one tick.
+    pub const fn started(&self, at_tsc: u64) -> Self {
+        let scale = ticks_per_cycle(self.tsc_hz);
+        Self::through(self.tsc_hz, scale, at_tsc, self.reading(at_tsc))
+    }
+
+    /// Whether it stands still.
+    pub const fn is_stopped(&self) -> bool {
+        self.scale == 0
+    }
+
+    /// The words of the clock, in a form that atomics can hold.
+    pub(crate) const fn to_words(self) -> [u64; 3] {
+        [self.tsc_hz, self.scale, self.offset as u64]
+    }
+
+    /// The inverse of [`Self::to_words`]; any three words make a clock that is safe
+    /// to read, if not a sensible one.
+    pub(crate) const fn from_words([tsc_hz, scale, offset]: [u64; 3]) -> Self {
+        Self { tsc_hz, scale, offset: offset as i64 }
     }
 
     #[inline]
@@ -216,11 +238,16 @@ impl ReferenceClock {
 }
 
 fn scale(tsc_hz: u64) -> Result<u64, UnsupportedFrequency> {
-    if !SUPPORTED_TSC_HZ.contains(&tsc_hz) {
-        return Err(UnsupportedFrequency { tsc_hz });
+    if SUPPORTED_TSC_HZ.contains(&tsc_hz) {
+        Ok(ticks_per_cycle(tsc_hz))
+    } else {
+        Err(UnsupportedFrequency { tsc_hz })
     }
-    // Below 2^64 because tsc_hz > 10^7.
-    Ok(((u128::from(TICKS_PER_SECOND) << 64) / u128::from(tsc_hz)) as u64)
+}
+
+/// `scale` of a supported frequency: below 2^64 because `tsc_hz` > 10^7.
+const fn ticks_per_cycle(tsc_hz: u64) -> u64 {
+    (((TICKS_PER_SECOND as u128) << 64) / tsc_hz as u128) as u64
 }
 
 /// The smallest TSC with `tsc × rate / 2^64 ≥ units`, where `rate` < 2^68.

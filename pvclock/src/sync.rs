@@ -2,6 +2,12 @@
 //! test sees every interleaving, the standard library's otherwise.
 
 #[cfg(loom)]
-pub(crate) use loom::sync::atomic::{AtomicU64, Ordering, fence};
+pub(crate) use loom::sync::{
+    Mutex,
+    atomic::{AtomicU64, Ordering, fence},
+};
 #[cfg(not(loom))]
-pub(crate) use std::sync::atomic::{AtomicU64, Ordering, fence};
+pub(crate) use std::sync::{
+    Mutex,
+    atomic::{AtomicU64, Ordering, fence},
+};

@@ -1,8 +1,11 @@
 //! The command line.
 
 use crate::error::{Error, Result};
+use crate::host_cpus::CpuList;
 use crate::memory::Backing;
+use crate::pinning::Pinning;
 use crate::serial_to::SerialTo;
+use crate::topology::Topology;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::fmt;
 use std::path::PathBuf;
@@ -46,14 +49,17 @@ pub struct RunOptions {
     /// Kernel command line
     #[arg(long, alias = "append", value_name = "TEXT", default_value = "console=ttyS0")]
     pub cmdline: String,
-    /// Number of vCPUs
-    #[arg(short, long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
-    pub cpus: u32,
+    /// Number of vCPUs [default: as --topology has it, else 1]
+    #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
+    pub cpus: Option<u32>,
+    /// Sockets, cores in each, threads in each [default: one socket of cores]
+    #[arg(long, value_name = "sockets=S,cores=C,threads=T")]
+    pub topology: Option<Topology>,
     /// Guest memory: a number with K, M or G; M if bare
     #[arg(short, long, value_name = "SIZE", default_value = "512M", value_parser = memory_size, allow_negative_numbers = true)]
     pub memory: u64,
     /// Back guest memory with huge pages of this size
-    #[arg(long, value_name = "2M|1G", num_args = 0..=1, require_equals = true,
+    #[arg(long, value_name = "SIZE", num_args = 0..=1, require_equals = true,
           default_missing_value = "2M")]
     pub hugepages: Option<HugePages>,
     /// Touch all guest memory before the start
@@ -71,15 +77,51 @@ pub struct RunOptions {
     /// Whose Hyper-V clock: ours, or the host KVM's (auto = user)
     #[arg(long, value_name = "WHO", value_enum, default_value_t = HvImpl::Auto)]
     pub hv_impl: HvImpl,
+    /// Give the guest an HPET whose reads exit, or lie in a page
+    #[arg(long, value_name = "HOW", value_enum, default_value_t = HpetMode::Exit)]
+    pub hpet: HpetMode,
+    /// Timers of the HPET, 3 to 32
+    #[arg(long, value_name = "N", default_value_t = 3,
+        value_parser = clap::value_parser!(u8).range(3..=32))]
+    pub hpet_timers: u8,
+    /// With --hpet page: store the counter every NS ns (0: as often as a thread can)
+    #[arg(long, value_name = "NS", default_value_t = 0,
+        value_parser = clap::value_parser!(u64).range(..=1_000_000_000))]
+    pub hpet_page_period: u64,
     /// Serial port: stdio, none, file=PATH or pty
     #[arg(long, value_name = "TO", default_value = "stdio")]
     pub serial: SerialTo,
+    /// Give the guest Hyper-V synthetic timers (and the TSC page)
+    #[arg(long)]
+    pub hv_stimer: bool,
+    /// Who serves the local APIC's TSC-deadline timer: KVM, or housekeeping threads
+    #[arg(long, value_name = "WHO", value_enum, default_value_t = LapicTimer::Kernel)]
+    pub lapic_timer: LapicTimer,
+    /// CPUs whose threads fire timers [default: those left by --pin]
+    #[arg(long, value_name = "CPUS")]
+    pub housekeeping: Option<CpuList>,
+    /// vCPUs' own CPUs: VCPU=CPU,… or a list, used in order
+    #[arg(long, value_name = "CPUS")]
+    pub pin: Option<Pinning>,
+    /// SCHED_FIFO priority of vCPU and housekeeping threads
+    #[arg(long, value_name = "1-99", value_parser = clap::value_parser!(u8).range(1..=99))]
+    pub rt_prio: Option<u8>,
+    /// Microseconds before a deadline at which housekeeping threads stop sleeping and spin
+    #[arg(long, value_name = "US", default_value_t = 0,
+          value_parser = clap::value_parser!(u32).range(..=1_000_000))]
+    pub hk_poll: u32,
     /// End the guest after this many seconds (exit code 36)
     #[arg(long, value_name = "SECS", value_parser = seconds, allow_negative_numbers = true)]
     pub timeout: Option<Duration>,
     /// Write exit counts and times there as JSON
     #[arg(long, value_name = "FILE")]
     pub stats: Option<PathBuf>,
+    /// Take commands there, one JSON object a line
+    #[arg(long, value_name = "SOCKET")]
+    pub control: Option<PathBuf>,
+    /// Tell on stderr, at the end, when each step of the start was reached
+    #[arg(long)]
+    pub boot_timer: bool,
 }
 
 /// Sizes of huge pages.
@@ -123,15 +165,56 @@ pub enum HvImpl {
     Auto,
 }
 
+/// Whether there is an HPET, and what a read of it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum HpetMode {
+    /// No HPET.
+    Off,
+    /// A read is an exit.
+    Exit,
+    /// A read is a read of memory, which a busy thread keeps up to date.
+    Page,
+}
+
+/// Who serves the local APIC's timer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LapicTimer {
+    /// KVM.
+    Kernel,
+    /// Housekeeping threads, in TSC-deadline mode.
+    Offload,
+}
+
 impl RunOptions {
     /// How the host is to hold the guest's memory.
     pub fn backing(&self) -> Backing {
         Backing { huge_pages: self.hugepages, prefault: self.prefault, lock: self.mlock }
     }
 
+    /// The vCPUs, and how they are grouped.
+    ///
+    /// # Errors
+    /// No vCPU, or a `--topology` that has another number of them than `--cpus`.
+    pub fn topology(&self) -> Result<Topology> {
+        match (self.cpus, self.topology) {
+            (Some(0), _) => Err(Error::new("--cpus 0: a machine has at least one vCPU")),
+            (Some(cpus), Some(t)) if t.cpus() != u64::from(cpus) => Err(Error::new(format!(
+                "--cpus {cpus}: --topology {t} makes {}; leave one of the two out",
+                t.cpus()
+            ))),
+            (_, Some(topology)) => Ok(topology),
+            (cpus, None) => Ok(Topology::one_socket(cpus.unwrap_or(1))),
+        }
+    }
+
     /// Whether any Hyper-V interface is shown to the guest.
     pub fn hyperv(&self) -> bool {
-        self.hv_tsc_page || self.hv_ref_counter
+        self.tsc_page() || self.hv_ref_counter
+    }
+
+    /// Whether the guest is shown the reference TSC page: stimers count by it.
+    pub fn tsc_page(&self) -> bool {
+        self.hv_tsc_page || self.hv_stimer
     }
 }
 
@@ -200,10 +283,10 @@ pub fn check(options: &RunOptions) -> Result<()> {
     if options.kernel.is_none() {
         return Err(Error::new("--kernel: give the kernel to boot"));
     }
-    if options.cpus == 0 {
-        return Err(Error::new("--cpus 0: a machine has at least one vCPU"));
+    if options.hpet_page_period != 0 && options.hpet != HpetMode::Page {
+        return Err(Error::new("--hpet-page-period: needs --hpet page"));
     }
-    Ok(())
+    options.topology().map(drop)
 }
 
 #[cfg(test)]
@@ -237,6 +320,9 @@ mod tests {
             vec!["vmm", "--no-such-flag"],
             vec!["vmm", "--timeout", "0"],
             vec!["vmm", "--hv-impl", "magic"],
+            vec!["vmm", "--hpet-timers", "2"],
+            vec!["vmm", "--hpet-timers", "33"],
+            vec!["vmm", "--hpet-page-period", "1000000001"],
         ] {
             let flag = arguments[1];
             match parse(arguments.iter().map(Into::into)) {

@@ -149,6 +149,14 @@ impl Lifecycle {
         *parked -= 1;
         self.state() == State::Running
     }
+
+    /// For threads that serve the vCPUs: returns once the machine is not paused.
+    pub fn wait_while_paused(&self) {
+        let mut parked = self.parked.lock().unwrap_or_else(PoisonError::into_inner);
+        while self.state() == State::Paused {
+            parked = self.changed.wait(parked).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
 }
 
 /// Sends the kick to one thread of this process.

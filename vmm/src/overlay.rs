@@ -73,13 +73,28 @@ impl Overlays {
         }
     }
 
-    /// Makes the reference TSC page, if there is one, show `clock`.
+    /// Makes the reference TSC page, if there is one, show `clock`; no page shows a
+    /// clock that stands still.
     pub fn republish(&mut self, clock: &ReferenceClock) {
-        let shown = self.covered.iter().find(|c| c.overlays.last() == Some(&Kind::ReferenceTsc));
-        if let Some(gpa) = shown.map(|c| c.gpa) {
+        if let Some(gpa) = self.shown()
+            && !clock.is_stopped()
+        {
             let page = GuestPage { memory: &self.memory, gpa };
             self.sequence = tsc_page::publish(&page, clock, self.sequence);
         }
+    }
+
+    /// Makes the guest use the counter MSR until the next [`Self::republish`].
+    pub fn invalidate(&self) {
+        if let Some(gpa) = self.shown() {
+            tsc_page::invalidate(&GuestPage { memory: &self.memory, gpa });
+        }
+    }
+
+    /// Where the guest sees the reference TSC page.
+    fn shown(&self) -> Option<u64> {
+        let shows = |covered: &&Covered| covered.overlays.last() == Some(&Kind::ReferenceTsc);
+        self.covered.iter().find(shows).map(|covered| covered.gpa)
     }
 
     fn cover(&mut self, kind: Kind, gpa: u64, clock: &ReferenceClock) {
@@ -151,6 +166,9 @@ mod tests {
         assert_eq!(read(&o, A), [2; PAGE]);
         o.republish(&clock);
         assert_ne!(DecodedPage::from_bytes(&read(&o, B)).sequence, first.sequence);
+        o.invalidate();
+        o.republish(&clock.stopped(1000));
+        assert_eq!(DecodedPage::from_bytes(&read(&o, B)).sequence, 0, "shows no standing clock");
         o.shift(Kind::ReferenceTsc, Some(B), None, &clock);
         assert_eq!(read(&o, B), [3; PAGE]);
         assert!(o.covered.is_empty());

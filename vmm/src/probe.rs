@@ -4,7 +4,8 @@ use crate::cpuid::Template;
 use crate::error::{Error, Result};
 use crate::msr_filter;
 use crate::topology::Topology;
-use crate::{registers, tsc, vcpu};
+use crate::tsc::{self, Bracket};
+use crate::{registers, vcpu};
 use kvm_bindings::{
     KVM_CAP_X86_USER_SPACE_MSR, KVM_MSR_EXIT_REASON_FILTER, kvm_enable_cap,
     kvm_userspace_memory_region,
@@ -192,12 +193,12 @@ pub struct Tsc {
 /// Measures the TSC; `cpuinfo` is the text of /proc/cpuinfo.
 pub fn tsc(cpuinfo: &str) -> Tsc {
     const SPAN: Duration = Duration::from_millis(150);
-    let first = bracket();
+    let first = Bracket::tightest();
     let start = Instant::now();
     while start.elapsed() < SPAN {
         std::thread::sleep(SPAN.saturating_sub(start.elapsed()));
     }
-    let second = bracket();
+    let second = Bracket::tightest();
     let ns = second.raw_ns.saturating_sub(first.raw_ns).max(1) as f64;
     let cycles = second.tsc.wrapping_sub(first.tsc) as f64;
     let flags = cpuinfo.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
@@ -211,34 +212,4 @@ pub fn tsc(cpuinfo: &str) -> Tsc {
         nonstop: has("nonstop_tsc"),
         host_clocksource: fs::read_to_string(path).unwrap_or_default().trim().into(),
     }
-}
-
-/// One reading of both clocks at the same moment.
-struct Bracket {
-    tsc: u64,
-    raw_ns: u64,
-    /// Cycles within which both were read.
-    width: u64,
-}
-
-/// The tightest of a number of readings: an interruption widens a bracket.
-fn bracket() -> Bracket {
-    (0..64)
-        .map(|_| {
-            let before = tsc::read_ordered();
-            let raw_ns = monotonic_raw_ns();
-            let width = tsc::read_ordered().wrapping_sub(before);
-            Bracket { tsc: before.wrapping_add(width / 2), raw_ns, width }
-        })
-        .min_by_key(|bracket| bracket.width)
-        .unwrap_or(Bracket { tsc: 0, raw_ns: 0, width: u64::MAX })
-}
-
-/// CLOCK_MONOTONIC_RAW in ns.
-fn monotonic_raw_ns() -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is a valid place for the result; the clock exists on every
-    // Linux, so the call cannot fail.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_RAW, &raw mut time) };
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }

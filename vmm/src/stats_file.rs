@@ -3,6 +3,8 @@
 use crate::ending::Ending;
 use crate::error::{Error, Result};
 use crate::host::HostKind;
+use crate::housekeeping::Tally;
+use crate::hpet;
 use crate::machine::Shared;
 use crate::marks::Mark;
 use crate::stats::{self, Exits};
@@ -23,6 +25,9 @@ struct Report {
     tsc_hz: u64,
     marks: Vec<Mark>,
     exits: Exits,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hpet: Option<hpet::Report>,
+    housekeeping: Vec<Tally>,
 }
 
 const METHOD: &str =
@@ -32,9 +37,14 @@ const METHOD: &str =
 ///
 /// # Errors
 /// One line that names the file.
-pub fn write(path: &Path, shared: &Shared, ending: &Ending) -> Result<()> {
+pub fn write(
+    path: &Path,
+    shared: &Shared,
+    ending: &Ending,
+    housekeeping: Vec<Tally>,
+) -> Result<()> {
     let peripherals = &shared.peripherals;
-    let tsc_hz = shared.timeline.clock().tsc_hz();
+    let tsc_hz = shared.timeline.nominal_hz();
     let vcpus: Vec<_> = shared.stats.iter().collect();
     let report = Report {
         schema_version: stats::SCHEMA_VERSION,
@@ -47,6 +57,8 @@ pub fn write(path: &Path, shared: &Shared, ending: &Ending) -> Result<()> {
         tsc_hz,
         marks: shared.marks.list(),
         exits: stats::gather(&vcpus, peripherals.ports.names(), peripherals.mmio.names(), tsc_hz),
+        hpet: shared.hpet.as_ref().map(hpet::Meters::report),
+        housekeeping,
     };
     let failed = |e: &dyn std::fmt::Display| Error::new(format!("--stats {}: {e}", path.display()));
     let file = File::create(path).map_err(|e| failed(&e))?;

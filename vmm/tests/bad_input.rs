@@ -26,7 +26,7 @@ fn refused(command: &mut Command, names: &str) {
 /// Writes a file and returns its path as text.
 fn file(directory: &Path, name: &str, bytes: &[u8]) -> String {
     let path = directory.join(name);
-    std::fs::write(&path, bytes).expect("a writable directory");
+    std::fs::write(&path, bytes).expect("a temporary file");
     path.display().to_string()
 }
 
