@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::host_cpus::CpuList;
+use crate::loader::Boot;
 use crate::memory::Backing;
 use crate::pinning::Pinning;
 use crate::serial_to::SerialTo;
@@ -14,6 +15,7 @@ use std::time::Duration;
 /// Boots a kernel under KVM with the clock of your choice.
 #[derive(Debug, Parser)]
 #[command(name = "vmm", version, max_term_width = 100, args_conflicts_with_subcommands = true)]
+#[command(disable_help_flag = true)]
 pub struct Cli {
     /// What to do instead of booting.
     #[command(subcommand)]
@@ -24,6 +26,9 @@ pub struct Cli {
     /// Say more on stderr: -v what is done, -vv every detail
     #[arg(short, long, action = clap::ArgAction::Count, global = true)]
     pub verbose: u8,
+    /// Print this help
+    #[arg(short, long, action = clap::ArgAction::HelpShort, global = true)]
+    help: Option<bool>,
 }
 
 /// What to do instead of booting.
@@ -40,26 +45,29 @@ pub enum Command {
 /// A machine, as the command line describes it.
 #[derive(Debug, Clone, Args)]
 pub struct RunOptions {
-    /// Kernel: a bzImage, or a 64-bit ELF image
+    /// bzImage, vmlinux, or ELF with a PVH note or Multiboot header
     #[arg(short, long, value_name = "FILE")]
     pub kernel: Option<PathBuf>,
-    /// Initial RAM disk
+    /// Initial RAM disk, or a Multiboot kernel's module
     #[arg(short, long, value_name = "FILE")]
     pub initrd: Option<PathBuf>,
-    /// Kernel command line
-    #[arg(long, alias = "append", value_name = "TEXT", default_value = "console=ttyS0")]
-    pub cmdline: String,
+    /// Kernel command line [default: console=ttyS0; none for Multiboot]
+    #[arg(long, alias = "append", value_name = "TEXT")]
+    pub cmdline: Option<String>,
+    /// Unpack a bzImage here (payload) or there (setup)
+    #[arg(long, hide_possible_values = true, value_name = "WHO", value_enum, default_value_t = Boot::Auto)]
+    pub boot: Boot,
     /// Number of vCPUs [default: as --topology has it, else 1]
     #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     pub cpus: Option<u32>,
-    /// Sockets, cores in each, threads in each [default: one socket of cores]
-    #[arg(long, value_name = "sockets=S,cores=C,threads=T")]
+    /// sockets=S,cores=C,threads=T [default: one socket of cores]
+    #[arg(long, value_name = "LAYOUT")]
     pub topology: Option<Topology>,
     /// Guest memory: a number with K, M or G; M if bare
     #[arg(short, long, value_name = "SIZE", default_value = "512M", value_parser = memory_size, allow_negative_numbers = true)]
     pub memory: u64,
-    /// Back guest memory with huge pages of this size
-    #[arg(long, value_name = "SIZE", num_args = 0..=1, require_equals = true,
+    /// Back guest memory with huge pages of 2M or 1G (bare: 2M)
+    #[arg(long, hide_possible_values = true, value_name = "SIZE", num_args = 0..=1, require_equals = true,
           default_missing_value = "2M")]
     pub hugepages: Option<HugePages>,
     /// Touch all guest memory before the start
@@ -74,17 +82,17 @@ pub struct RunOptions {
     /// Give the guest the Hyper-V reference counter MSR, without the page
     #[arg(long)]
     pub hv_ref_counter: bool,
-    /// Whose Hyper-V clock: ours, or the host KVM's (auto = user)
-    #[arg(long, value_name = "WHO", value_enum, default_value_t = HvImpl::Auto)]
+    /// Whose Hyper-V clock: ours (user) or KVM's (kernel)
+    #[arg(long, hide_possible_values = true, value_name = "WHO", value_enum, default_value_t = HvImpl::Auto)]
     pub hv_impl: HvImpl,
-    /// Give the guest an HPET whose reads exit, or lie in a page
-    #[arg(long, value_name = "HOW", value_enum, default_value_t = HpetMode::Exit)]
+    /// HPET: off, reads are exits (exit), or of a page (page)
+    #[arg(long, hide_possible_values = true, value_name = "HOW", value_enum, default_value_t = HpetMode::Exit)]
     pub hpet: HpetMode,
     /// Timers of the HPET, 3 to 32
     #[arg(long, value_name = "N", default_value_t = 3,
         value_parser = clap::value_parser!(u8).range(3..=32))]
     pub hpet_timers: u8,
-    /// With --hpet page: store the counter every NS ns (0: as often as a thread can)
+    /// Store the HPET page's counter every NS ns; 0: always
     #[arg(long, value_name = "NS", default_value_t = 0,
         value_parser = clap::value_parser!(u64).range(..=1_000_000_000))]
     pub hpet_page_period: u64,
@@ -94,8 +102,8 @@ pub struct RunOptions {
     /// Give the guest Hyper-V synthetic timers (and the TSC page)
     #[arg(long)]
     pub hv_stimer: bool,
-    /// Who serves the local APIC's TSC-deadline timer: KVM, or housekeeping threads
-    #[arg(long, value_name = "WHO", value_enum, default_value_t = LapicTimer::Kernel)]
+    /// TSC-deadline timer: KVM's (kernel) or ours (offload)
+    #[arg(long, hide_possible_values = true, value_name = "WHO", value_enum, default_value_t = LapicTimer::Kernel)]
     pub lapic_timer: LapicTimer,
     /// CPUs whose threads fire timers [default: those left by --pin]
     #[arg(long, value_name = "CPUS")]
@@ -106,20 +114,23 @@ pub struct RunOptions {
     /// SCHED_FIFO priority of vCPU and housekeeping threads
     #[arg(long, value_name = "1-99", value_parser = clap::value_parser!(u8).range(1..=99))]
     pub rt_prio: Option<u8>,
-    /// Microseconds before a deadline at which housekeeping threads stop sleeping and spin
+    /// Microseconds that housekeeping spins before a deadline
     #[arg(long, value_name = "US", default_value_t = 0,
           value_parser = clap::value_parser!(u32).range(..=1_000_000))]
     pub hk_poll: u32,
     /// End the guest after this many seconds (exit code 36)
     #[arg(long, value_name = "SECS", value_parser = seconds, allow_negative_numbers = true)]
     pub timeout: Option<Duration>,
+    /// Ports of a unit test's device; its exit code N is our N<<1|1
+    #[arg(long)]
+    pub debug_exit: bool,
     /// Write exit counts and times there as JSON
     #[arg(long, value_name = "FILE")]
     pub stats: Option<PathBuf>,
     /// Take commands there, one JSON object a line
     #[arg(long, value_name = "SOCKET")]
     pub control: Option<PathBuf>,
-    /// Tell on stderr, at the end, when each step of the start was reached
+    /// Tell on stderr when each step of the start was reached
     #[arg(long)]
     pub boot_timer: bool,
 }

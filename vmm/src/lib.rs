@@ -5,6 +5,7 @@
 
 pub mod acpi;
 pub mod board;
+pub mod boot;
 pub mod boot_params;
 pub mod cli;
 pub mod console;
@@ -43,6 +44,7 @@ pub mod signals;
 pub mod stats;
 pub mod stats_file;
 pub mod terminal;
+pub mod test_device;
 pub mod timeline;
 pub mod timer_line;
 pub mod timers;

@@ -2,7 +2,7 @@
 
 use crate::acpi;
 use crate::board;
-use crate::boot_params;
+use crate::boot;
 use crate::cli::{HvImpl, RunOptions};
 use crate::console::Console;
 use crate::control::Control;
@@ -18,19 +18,20 @@ use crate::hyperv::HyperV;
 use crate::input::{self, Input};
 use crate::irqchip;
 use crate::lifecycle::Lifecycle;
-use crate::loader;
+use crate::loader::{self, Protocol};
 use crate::marks::Marks;
 use crate::memory::{self, GuestMemory};
 use crate::monitor::Monitor;
 use crate::msr_filter;
 use crate::operator::Operator;
 use crate::pinning::Place;
-use crate::registers;
+use crate::registers::Entry;
 use crate::serial_to;
 use crate::signals::{self, Signals};
 use crate::stats::VcpuStats;
 use crate::stats_file;
 use crate::terminal::Taken;
+use crate::test_device;
 use crate::timeline::Timeline;
 use crate::timers::TimerPlan;
 use crate::topology::Topology;
@@ -110,15 +111,16 @@ impl Machine {
         let memory = memory::allocate(options.memory, options.backing())?;
         let free_slot = memory::register(&vm, &memory)?;
         marks.note("memory", None);
-        let kernel = loader::load_kernel(&memory, kernel_path)?;
-        loader::check_cmdline(&kernel, &options.cmdline)?;
+        let kernel = loader::load_kernel(&memory, kernel_path, options.boot)?;
+        let cmdline = loader::cmdline(&kernel, kernel_path, options.cmdline.as_deref())?;
         let initrd = match &options.initrd {
             Some(path) => Some(loader::load_initrd(&memory, &kernel, path)?),
+            None if options.debug_exit && matches!(kernel.protocol, Protocol::Multiboot) => {
+                Some(loader::load_environment(&memory, &kernel, cpus, options.memory)?)
+            }
             None => None,
         };
-        boot_params::write(&memory, options.memory, &kernel, &options.cmdline, initrd)?;
-        registers::write_tables(&memory)
-            .map_err(|e| Error::new(format!("cannot write the boot tables ({e})")))?;
+        let entry = boot::hand_over(&memory, options.memory, &kernel, &cmdline, initrd)?;
         marks.note("kernel loaded", None);
 
         // The boot vCPU comes first: it tells how the guest's TSC runs.
@@ -162,7 +164,10 @@ impl Machine {
         let hpet_id = hpet.as_ref().map(hpet::Board::id);
         acpi::write(&memory, &acpi::Machine { topology, hpet_id }).map_err(Error::new)?;
         let counted = Arc::new(OnceLock::new());
-        let (ports, mut mmio) = board::buses(&serial, &lifecycle, &timeline, &marks, &counted);
+        let (mut ports, mut mmio) = board::buses(&serial, &lifecycle, &timeline, &marks, &counted);
+        if options.debug_exit {
+            ports.extend(test_device::ports(&vm, &memory, &lifecycle, &console));
+        }
         mmio.extend(hpet.as_ref().map(hpet::Board::range));
         let (ports, mmio) = (board::bus(ports)?, board::bus(mmio)?);
         let stats: Arc<[VcpuStats]> =
@@ -186,7 +191,7 @@ impl Machine {
         });
 
         // Threads, each of which makes its own vCPU.
-        let mut boot = Some((boot, kernel.entry));
+        let mut boot = Some((boot, entry));
         let seed = VcpuSeed { vm: vm.clone(), template: Arc::new(template), topology, offset };
         let (ready, when_ready) = mpsc::channel();
         let mut threads = Vec::with_capacity(cpus as usize);
@@ -332,7 +337,7 @@ struct VcpuSeed {
 
 impl VcpuSeed {
     /// Makes vCPU `index`, or finishes the boot vCPU that exists already.
-    fn grow(&self, index: u32, boot: Option<(VcpuFd, u64)>) -> Result<VcpuFd> {
+    fn grow(&self, index: u32, boot: Option<(VcpuFd, Entry)>) -> Result<VcpuFd> {
         let (vcpu, entry) = match boot {
             Some((vcpu, entry)) => (vcpu, Some(entry)),
             None => {
@@ -353,7 +358,7 @@ impl VcpuSeed {
 fn spawn_vcpu(
     index: u32,
     place: Place,
-    boot: Option<(VcpuFd, u64)>,
+    boot: Option<(VcpuFd, Entry)>,
     seed: VcpuSeed,
     shared: Arc<Shared>,
     ready: mpsc::Sender<Result<()>>,

@@ -6,7 +6,7 @@ use crate::hyperv::HyperV;
 use crate::lapic_timer::{LapicTimer, LocalVector};
 use crate::lifecycle::{Lifecycle, Seat, State};
 use crate::msr_filter::{MSR_IA32_TSC, MSR_IA32_TSC_ADJUST, MSR_IA32_TSC_DEADLINE};
-use crate::registers::{self, SetupError};
+use crate::registers::{self, Entry, SetupError};
 use crate::stats::{Access, Subject, VcpuStats};
 use crate::tsc;
 use devices::bus::Bus;
@@ -214,7 +214,7 @@ pub fn set_up(
     vcpu: &VcpuFd,
     index: u32,
     template: &Template,
-    entry: Option<u64>,
+    entry: Option<Entry>,
 ) -> Result<(), SetupError> {
     let cpuid = template
         .for_vcpu(index)
