@@ -29,7 +29,7 @@ use crate::registers::Entry;
 use crate::serial_to;
 use crate::signals::{self, Signals};
 use crate::stats::VcpuStats;
-use crate::stats_file;
+use crate::stats_file::StatsFile;
 use crate::terminal::Taken;
 use crate::test_device;
 use crate::timeline::Timeline;
@@ -60,6 +60,7 @@ pub struct Machine {
     room: EventFd,
     source: serial_to::Source,
     control: Option<Socket>,
+    stats_file: Option<StatsFile>,
     topology: Topology,
     vm: Arc<VmFd>,
 }
@@ -89,6 +90,7 @@ impl Machine {
     /// One line that names the flag or file to change.
     pub fn build(options: &RunOptions, marks: Marks) -> Result<Self> {
         let kernel_path = options.kernel.as_deref().unwrap_or(Path::new(""));
+        let stats_file = options.stats.as_deref().map(StatsFile::open).transpose()?;
         let (output, source) = serial_to::open(&options.serial)?;
         let marks = Arc::new(marks);
         let control = options.control.as_deref().map(Socket::bind).transpose()?;
@@ -218,6 +220,7 @@ impl Machine {
             room,
             source,
             control,
+            stats_file,
             topology,
             vm,
         })
@@ -231,7 +234,7 @@ impl Machine {
         let lifecycle = &self.shared.lifecycle;
         let room = self.room.try_clone().map_err(|e| Error::new(format!("an eventfd ({e})")))?;
         let mut subscribers: Vec<events::Subscriber> =
-            vec![Arc::new(Signals::block(lifecycle.clone(), room)?)];
+            vec![Arc::new(Signals::block(self.shared.clone(), room)?)];
         let control = Control::new(self.shared.clone(), self.vm.clone(), self.topology);
         let terminal = self.source.operator.then(Taken::now);
         if let Some(reader) = self.source.reader.take() {
@@ -275,8 +278,8 @@ impl Machine {
         if options.boot_timer {
             eprint!("{}", self.shared.marks.table());
         }
-        if let Some(path) = &options.stats {
-            stats_file::write(path, &self.shared, &ending, self.housekeeping.tallies())?;
+        if let Some(file) = self.stats_file {
+            file.write(&self.shared, &ending, self.housekeeping.tallies())?;
         }
         Ok(ending)
     }
