@@ -11,7 +11,7 @@ use crate::results::{self, Result as Line};
 use crate::vm::{Outcome, Vm, VmError};
 use hdrhistogram::Histogram;
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::json;
 use std::sync::atomic::{AtomicBool, Ordering};
 use vmm::pinning::{self, Place};
 
@@ -397,7 +397,7 @@ mod tests {
     use crate::host::Kind;
     use std::time::Duration;
 
-    fn outcome(stats: Value) -> Outcome {
+    fn outcome(stats: serde_json::Value) -> Outcome {
         Outcome {
             status: 0,
             console: String::new(),
