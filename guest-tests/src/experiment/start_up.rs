@@ -136,9 +136,7 @@ fn floor_ms(cpus: u32) -> io::Result<f64> {
         let vcpu = vm.create_vcpu(topology.apic_id(index).into()).map_err(said)?;
         // A host that cannot tell the offset has still done the work.
         let _ = vmm::vcpu::place_tsc(&vcpu, 0);
-        const ENTRY: u64 = 0x20_0000;
-        vmm::vcpu::set_up(&vcpu, index, &template, (index == 0).then_some(ENTRY))
-            .map_err(|(_, e)| said(e))?;
+        vmm::vcpu::set_up(&vcpu, index, &template, None).map_err(|(_, e)| said(e))?;
         vcpus.push(vcpu);
     }
     let threads: Vec<_> = vcpus.into_iter().map(|vcpu| thread::spawn(|| enter(vcpu))).collect();
