@@ -15,6 +15,7 @@ mod desk;
 use crate::error::{Error, Result};
 use crate::host_cpus::{CpuList, HostCpus};
 use crate::pinning::Place;
+use crate::signals;
 use desk::Desk;
 use devices::clock::Clock;
 use devices::deadlines::NEVER;
@@ -128,6 +129,7 @@ impl Plan {
             let thread = {
                 let desk = desk.clone();
                 thread::Builder::new().name(name).spawn(move || {
+                    signals::leave_to_main();
                     let placed = place.take("--housekeeping");
                     let good = placed.is_ok();
                     // The receiver is gone only when another thread failed first.
@@ -170,8 +172,8 @@ pub struct Tally {
 }
 
 impl Housekeeping {
-    /// Reference time changed other than by passing: every deadline is looked at
-    /// anew.
+    /// Reference time goes on after a stop: every deadline is looked at anew, those
+    /// too that are kept in another unit. A small change of rate needs no call.
     pub fn clock_changed(&self) {
         self.threads.iter().for_each(|(desk, _)| desk.look_again());
     }

@@ -3,7 +3,10 @@
 
 pub mod bringup;
 pub mod clock_cost;
+pub mod contention_model;
+pub mod hpet_contention;
 pub mod start_up;
+pub mod timer_latency;
 
 use crate::progress::Progress;
 use crate::vm::{Guest, LabChoice, Outcome, Vm, VmError};

@@ -14,6 +14,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Instant;
 use vmm::cpuid::Template;
+use vmm::registers::Entry;
 use vmm::topology::Topology;
 
 /// Limits that the project set itself.
@@ -136,7 +137,9 @@ fn floor_ms(cpus: u32) -> io::Result<f64> {
         let vcpu = vm.create_vcpu(topology.apic_id(index).into()).map_err(said)?;
         // A host that cannot tell the offset has still done the work.
         let _ = vmm::vcpu::place_tsc(&vcpu, 0);
-        vmm::vcpu::set_up(&vcpu, index, &template, None).map_err(|(_, e)| said(e))?;
+        const ENTRY: Entry = Entry::Long64 { rip: 0x20_0000, rsi: vmm::layout::BOOT_PARAMS };
+        vmm::vcpu::set_up(&vcpu, index, &template, (index == 0).then_some(ENTRY))
+            .map_err(|(_, e)| said(e))?;
         vcpus.push(vcpu);
     }
     let threads: Vec<_> = vcpus.into_iter().map(|vcpu| thread::spawn(|| enter(vcpu))).collect();
