@@ -1,7 +1,7 @@
 //! The `clocklab` command: runs an experiment and prints its table.
 
 use clap::{Parser, Subcommand};
-use guest_tests::experiment::{Common, clock_cost, timer_latency};
+use guest_tests::experiment::{Common, clock_cost, cyclictest, timer_latency};
 use guest_tests::report::Outputs;
 use guest_tests::vm::VmError;
 use std::process::ExitCode;
@@ -24,12 +24,15 @@ enum Experiment {
     ClockCost,
     /// How late a timer's handler runs, by who serves the timer
     TimerLatency(timer_latency::Options),
+    /// cyclictest in a Linux guest, by who serves its timers
+    Cyclictest(cyclictest::Options),
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let report: Result<_, VmError> = match cli.experiment {
         Experiment::ClockCost => clock_cost::run(&cli.common),
+        Experiment::Cyclictest(options) => cyclictest::run(&cli.common, &options),
         Experiment::TimerLatency(options) => timer_latency::run(&cli.common, &options),
     };
     let delivered =

@@ -2,6 +2,7 @@
 //! them, reduce what they printed to rows.
 
 pub mod clock_cost;
+pub mod cyclictest;
 pub mod timer_latency;
 
 use crate::progress::Progress;

@@ -11,7 +11,7 @@ use crate::results::{self, Result as Line};
 use crate::vm::{Outcome, Vm, VmError};
 use hdrhistogram::Histogram;
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::json;
 use std::sync::atomic::{AtomicBool, Ordering};
 use vmm::pinning::{self, Place};
 
@@ -395,6 +395,7 @@ fn series(sums: &[Option<Sum>], configs: &[Config]) -> Vec<Series> {
 mod tests {
     use super::*;
     use crate::host::Kind;
+    use serde_json::Value;
     use std::time::Duration;
 
     fn outcome(stats: Value) -> Outcome {
