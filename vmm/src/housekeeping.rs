@@ -15,6 +15,7 @@ mod desk;
 use crate::error::{Error, Result};
 use crate::host_cpus::{CpuList, HostCpus};
 use crate::pinning::Place;
+use crate::signals;
 use desk::Desk;
 use devices::clock::Clock;
 use devices::deadlines::NEVER;
@@ -128,6 +129,7 @@ impl Plan {
             let thread = {
                 let desk = desk.clone();
                 thread::Builder::new().name(name).spawn(move || {
+                    signals::leave_to_main();
                     let placed = place.take("--housekeeping");
                     let good = placed.is_ok();
                     // The receiver is gone only when another thread failed first.

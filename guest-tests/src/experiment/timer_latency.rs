@@ -403,7 +403,7 @@ mod tests {
     use serde_json::Value;
     use std::time::Duration;
 
-    fn outcome(stats: Value) -> Outcome {
+    fn outcome(stats: serde_json::Value) -> Outcome {
         Outcome {
             status: 0,
             console: String::new(),

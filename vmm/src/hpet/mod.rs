@@ -10,6 +10,7 @@ use crate::ending::Ending;
 use crate::error::{Error, Result};
 use crate::layout::HPET;
 use crate::lifecycle::Lifecycle;
+use crate::signals;
 use crate::timeline::Timeline;
 use alarm::Alarm;
 use devices::bus::{Device, Range};
@@ -131,7 +132,10 @@ impl Helper {
     ) -> Result<Self> {
         let thread = thread::Builder::new()
             .name(name.into())
-            .spawn(work)
+            .spawn(move || {
+                signals::leave_to_main();
+                work();
+            })
             .map_err(|e| Error::new(format!("--hpet: the host starts no {name} thread ({e})")))?;
         let lifecycle = lifecycle.clone();
         let stop = Box::new(move || {
