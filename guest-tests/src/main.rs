@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 use guest_tests::experiment::{
-    Common, bringup, clock_cost, hpet_contention, start_up, timer_latency,
+    Common, bringup, clock_cost, cyclictest, hpet_contention, start_up, timer_latency,
 };
 use guest_tests::report::Outputs;
 use guest_tests::vm::VmError;
@@ -32,6 +32,8 @@ enum Experiment {
     StartUp(start_up::Options),
     /// How late a timer's handler runs, by who serves the timer
     TimerLatency(timer_latency::Options),
+    /// cyclictest in a Linux guest, by who serves its timers
+    Cyclictest(cyclictest::Options),
 }
 
 fn main() -> ExitCode {
@@ -42,6 +44,7 @@ fn main() -> ExitCode {
         Experiment::Bringup(options) => bringup::run(&cli.common, options),
         Experiment::StartUp(options) => start_up::run(&cli.common, options),
         Experiment::TimerLatency(options) => timer_latency::run(&cli.common, options),
+        Experiment::Cyclictest(options) => cyclictest::run(&cli.common, options),
     };
     let delivered =
         report.map_err(|e| e.to_string()).and_then(|report| report.deliver(&cli.outputs));

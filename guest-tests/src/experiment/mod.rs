@@ -4,6 +4,7 @@
 pub mod bringup;
 pub mod clock_cost;
 pub mod contention_model;
+pub mod cyclictest;
 pub mod hpet_contention;
 pub mod start_up;
 pub mod timer_latency;
