@@ -57,11 +57,13 @@ impl Source {
         const PATIENCE: Duration = Duration::from_millis(500);
         let Some(other_side) = &self.other_side else { return };
         let deadline = Instant::now() + PATIENCE;
-        let mut unread: libc::c_int = 0;
         loop {
-            // SAFETY: FIONREAD fills one int.
-            unsafe { libc::ioctl(other_side.as_raw_fd(), libc::FIONREAD, &raw mut unread) };
-            if unread == 0 || Instant::now() > deadline {
+            // Also what is still on its way through the kernel counts as unread.
+            let mut unread =
+                libc::pollfd { fd: other_side.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+            // SAFETY: one live structure, whose count is given.
+            unsafe { libc::poll(&raw mut unread, 1, 0) };
+            if unread.revents & libc::POLLIN == 0 || Instant::now() > deadline {
                 return;
             }
             // Nothing tells when a pseudo-terminal has been read.
