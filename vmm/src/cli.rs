@@ -51,7 +51,7 @@ pub struct RunOptions {
     /// Initial RAM disk, or a Multiboot kernel's module
     #[arg(short, long, value_name = "FILE")]
     pub initrd: Option<PathBuf>,
-    /// Kernel command line [default: console=ttyS0; none for Multiboot]
+    /// Command line [default: console=ttyS0; Multiboot: none]
     #[arg(long, alias = "append", value_name = "TEXT")]
     pub cmdline: Option<String>,
     /// Unpack a bzImage here (payload) or there (setup)
@@ -79,7 +79,7 @@ pub struct RunOptions {
     /// Give the guest the Hyper-V reference TSC page and counter
     #[arg(long)]
     pub hv_tsc_page: bool,
-    /// Give the guest the Hyper-V reference counter MSR, without the page
+    /// Give the guest the reference counter MSR without the page
     #[arg(long)]
     pub hv_ref_counter: bool,
     /// Whose Hyper-V clock: ours (user) or KVM's (kernel)
@@ -111,11 +111,11 @@ pub struct RunOptions {
     /// vCPUs' own CPUs: VCPU=CPU,… or a list, used in order
     #[arg(long, value_name = "CPUS")]
     pub pin: Option<Pinning>,
-    /// SCHED_FIFO priority of vCPU and housekeeping threads
-    #[arg(long, value_name = "1-99", value_parser = clap::value_parser!(u8).range(1..=99))]
+    /// SCHED_FIFO priority of vCPU and timer threads
+    #[arg(long, value_name = "1-99", allow_negative_numbers = true, value_parser = clap::value_parser!(u8).range(1..=99))]
     pub rt_prio: Option<u8>,
     /// Microseconds that housekeeping spins before a deadline
-    #[arg(long, value_name = "US", default_value_t = 0,
+    #[arg(long, value_name = "US", default_value_t = 0, allow_negative_numbers = true,
           value_parser = clap::value_parser!(u32).range(..=1_000_000))]
     pub hk_poll: u32,
     /// End the guest after this many seconds (exit code 36)

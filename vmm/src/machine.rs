@@ -54,7 +54,6 @@ pub struct Machine {
     // Threads first: they are gone before what they use.
     threads: Vec<JoinHandle<()>>,
     hpet: Option<hpet::Board>,
-    housekeeping: Housekeeping,
     shared: Arc<Shared>,
     console: Console,
     serial: Arc<Serial>,
@@ -78,6 +77,8 @@ pub struct Shared {
     pub marks: Arc<Marks>,
     /// The guest's time.
     pub timeline: Arc<Timeline>,
+    /// The threads that fire the guest's timers.
+    pub housekeeping: Housekeeping,
     /// What the HPET counts.
     pub hpet: Option<hpet::Meters>,
     // Outlives the VM's memory slots.
@@ -192,6 +193,7 @@ impl Machine {
             stats,
             marks,
             timeline,
+            housekeeping,
             hpet: hpet.as_ref().map(hpet::Board::meters),
             _memory: memory,
         });
@@ -216,7 +218,6 @@ impl Machine {
         shared.marks.note("vcpus ready", None);
         Ok(Self {
             threads,
-            housekeeping,
             hpet,
             shared,
             console,
@@ -284,7 +285,7 @@ impl Machine {
             eprint!("{}", self.shared.marks.table());
         }
         if let Some(file) = self.stats_file {
-            file.write(&self.shared, &ending, self.housekeeping.tallies())?;
+            file.write(&self.shared, &ending)?;
         }
         Ok(ending)
     }

@@ -34,6 +34,7 @@ impl Shared {
     pub fn resume(&self) {
         if self.lifecycle.state() == State::Paused {
             self.change_clock(|| self.timeline.start_again());
+            self.housekeeping.clock_changed();
             self.lifecycle.resume();
         }
     }

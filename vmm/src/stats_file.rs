@@ -56,7 +56,7 @@ impl StatsFile {
     ///
     /// # Errors
     /// One line that names it.
-    pub fn write(&self, shared: &Shared, ending: &Ending, housekeeping: Vec<Tally>) -> Result<()> {
+    pub fn write(&self, shared: &Shared, ending: &Ending) -> Result<()> {
         let Shared { peripherals, stats, timeline, marks, hpet, .. } = shared;
         let tsc_hz = timeline.nominal_hz();
         let vcpus: Vec<_> = stats.iter().collect();
@@ -73,7 +73,7 @@ impl StatsFile {
             marks: marks.list(),
             exits: stats::gather(&vcpus, ports, mmio, tsc_hz),
             hpet: hpet.as_ref().map(hpet::Meters::report),
-            housekeeping,
+            housekeeping: shared.housekeeping.tallies(),
         };
         serde_json::to_writer_pretty(&self.file, &report).map_err(|e| failed(&self.path, &e))
     }
