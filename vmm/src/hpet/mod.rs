@@ -10,6 +10,7 @@ use crate::ending::Ending;
 use crate::error::{Error, Result};
 use crate::layout::HPET;
 use crate::lifecycle::Lifecycle;
+use crate::seccomp;
 use crate::signals;
 use crate::timeline::Timeline;
 use alarm::Alarm;
@@ -134,6 +135,7 @@ impl Helper {
             .name(name.into())
             .spawn(move || {
                 signals::leave_to_main();
+                seccomp::enter(seccomp::Thread::Timers);
                 work();
             })
             .map_err(|e| Error::new(format!("--hpet: the host starts no {name} thread ({e})")))?;
