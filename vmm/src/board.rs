@@ -30,8 +30,8 @@ pub fn bus(ranges: Vec<Range>) -> Result<Bus> {
 pub fn serial_port(
     vm: &VmFd,
     console: &Console,
-    marks: &Arc<Marks>,
     room: &EventFd,
+    marks: &Arc<Marks>,
 ) -> Result<Arc<Serial>> {
     let failed =
         |e: &dyn std::fmt::Display| Error::new(format!("cannot wire the serial port ({e})"));
@@ -39,11 +39,8 @@ pub fn serial_port(
     vm.register_irqfd(&line, COM1_GSI).map_err(|e| failed(&e))?;
     let room = room.try_clone().map_err(|e| failed(&e))?;
     let ring = |fd: EventFd| -> Signal { Box::new(move || drop(fd.write(1))) };
-    Ok(Arc::new(Serial::new(
-        Box::new(FirstByte::new(console.writer(), marks.clone())),
-        ring(line),
-        ring(room),
-    )))
+    let output = FirstByte::new(console.writer(), marks.clone());
+    Ok(Arc::new(Serial::new(Box::new(output), ring(line), ring(room))))
 }
 
 /// What answers on the port bus and on the memory bus.
@@ -67,7 +64,7 @@ pub fn buses(
         let (marks, counted) = (marks.clone(), counted.clone());
         marks::Marks::new(Box::new(move |byte| {
             let exits = counted.get().map(|vcpus| stats::totals(vcpus.iter()));
-            marks.note(format!("guest {byte}"), exits);
+            marks.note(format!("guest {}", marks::name(byte)), exits);
         }))
     };
     let wall_clock = Box::new(|| {
@@ -79,7 +76,7 @@ pub fn buses(
         range("i8042", i8042::BASE, i8042::LEN, Arc::new(I8042::new(end(Ending::Reboot)))),
         range("rtc", rtc::BASE, rtc::LEN, Arc::new(Rtc::new(wall_clock))),
         range("pm", pm::BASE, pm::LEN, Arc::new(Pm::new(timeline.clone(), end(Ending::PowerOff)))),
-        range("reset", pm::RESET_PORT, 1, Arc::new(ResetPort::new(end(Ending::Reboot)))),
+        range("reset", pm::RESET_PORT, 1, Arc::new(ResetPort::new(end(Ending::AcpiReset)))),
         range("pvpanic", pvpanic::PORT, 1, Arc::new(pvpanic)),
         range("marks", marks::PORT, 1, Arc::new(mark_port)),
     ];

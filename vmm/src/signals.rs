@@ -7,7 +7,8 @@
 use crate::ending::Ending;
 use crate::error::{Error, Result};
 use crate::events::watch;
-use crate::lifecycle::Lifecycle;
+use crate::lifecycle::State;
+use crate::machine::Shared;
 use crate::terminal;
 use event_manager::{EventOps, EventSet, EventSubscriber, Events};
 use std::fs::File;
@@ -69,7 +70,7 @@ pub fn leave_to_main() {
 /// The signals, as a subscriber of the main loop.
 pub struct Signals {
     fd: Mutex<File>,
-    lifecycle: Arc<Lifecycle>,
+    shared: Arc<Shared>,
     /// Rung when the terminal may have become ours.
     input: EventFd,
 }
@@ -79,7 +80,7 @@ impl Signals {
     ///
     /// # Errors
     /// A process without room for one more descriptor.
-    pub fn block(lifecycle: Arc<Lifecycle>, input: EventFd) -> Result<Self> {
+    pub fn block(shared: Arc<Shared>, input: EventFd) -> Result<Self> {
         let set = block_ours();
         // SAFETY: signalfd reads the set and returns an owned descriptor or -1,
         // which is checked before it is wrapped.
@@ -91,21 +92,26 @@ impl Signals {
             }
             File::from_raw_fd(fd)
         };
-        Ok(Self { fd: Mutex::new(fd), lifecycle, input })
+        Ok(Self { fd: Mutex::new(fd), shared, input })
     }
 
     fn act(&self, number: libc::c_int) {
         match number {
             libc::SIGTSTP => {
+                let was_running = self.shared.lifecycle.state() == State::Running;
+                self.shared.pause();
                 terminal::restore();
                 // SAFETY: stops this process until somebody continues it.
                 unsafe { libc::kill(libc::getpid(), libc::SIGSTOP) };
+                if was_running {
+                    self.shared.resume();
+                }
             }
             libc::SIGCONT => {
                 terminal::take();
                 let _ = self.input.write(1);
             }
-            _ => self.lifecycle.end(Ending::Signal(number)),
+            _ => self.shared.lifecycle.end(Ending::Signal(number)),
         }
     }
 }

@@ -18,6 +18,7 @@ mod report;
 mod run;
 mod sleep_test;
 mod system;
+mod ticks;
 mod tsc;
 
 use std::process::ExitCode;
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
 
 /// Process 1: sets the machine up, runs the jobs and turns the machine off.
 fn boot() -> ! {
+    marks::mark(marks::INIT);
     for failure in system::mount_all() {
         report::error("init", &failure);
     }
