@@ -130,6 +130,9 @@ pub struct RunOptions {
     /// Take commands there, one JSON object a line
     #[arg(long, value_name = "SOCKET")]
     pub control: Option<PathBuf>,
+    /// Let every thread call all of the host's kernel
+    #[arg(long)]
+    pub no_seccomp: bool,
     /// Tell on stderr when each step of the start was reached
     #[arg(long)]
     pub boot_timer: bool,

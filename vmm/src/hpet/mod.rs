@@ -10,7 +10,7 @@ use crate::ending::Ending;
 use crate::error::{Error, Result};
 use crate::layout::HPET;
 use crate::lifecycle::Lifecycle;
-use crate::pinning::Place;
+            .spawn(seated)
 use crate::signals;
 use crate::timeline::Timeline;
 use alarm::Alarm;
@@ -145,12 +145,21 @@ impl Helper {
             // Its receiver waits for it.
             let _ = ready.send(placed);
             if good {
+                seccomp::enter(seccomp::Thread::Timers);
                 work();
             }
         };
         let thread = thread::Builder::new()
             .name(name.into())
+<<<<<<< HEAD
             .spawn(seated)
+=======
+            .spawn(move || {
+                signals::leave_to_main();
+                seccomp::enter(seccomp::Thread::Timers);
+                work();
+            })
+>>>>>>> main
             .map_err(|e| Error::new(format!("--hpet: the host starts no {name} thread ({e})")))?;
         // Silence is a panic, which ends the process.
         when_ready.recv().unwrap_or(Ok(()))?;
