@@ -10,7 +10,8 @@ use crate::ending::Ending;
 use crate::error::{Error, Result};
 use crate::layout::HPET;
 use crate::lifecycle::Lifecycle;
-            .spawn(seated)
+use crate::pinning::Place;
+use crate::seccomp;
 use crate::signals;
 use crate::timeline::Timeline;
 use alarm::Alarm;
@@ -151,15 +152,7 @@ impl Helper {
         };
         let thread = thread::Builder::new()
             .name(name.into())
-<<<<<<< HEAD
             .spawn(seated)
-=======
-            .spawn(move || {
-                signals::leave_to_main();
-                seccomp::enter(seccomp::Thread::Timers);
-                work();
-            })
->>>>>>> main
             .map_err(|e| Error::new(format!("--hpet: the host starts no {name} thread ({e})")))?;
         // Silence is a panic, which ends the process.
         when_ready.recv().unwrap_or(Ok(()))?;
