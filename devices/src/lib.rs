@@ -7,6 +7,7 @@
 
 pub mod bus;
 pub mod clock;
+pub mod deadlines;
 pub mod debug_exit;
 pub mod hpet;
 pub mod i8042;
@@ -15,6 +16,7 @@ pub mod pm;
 pub mod pvpanic;
 pub mod rtc;
 pub mod serial;
+mod sync;
 pub mod testing;
 
 /// Something that a device asks for: an interrupt, a reset, a power-off, attention.

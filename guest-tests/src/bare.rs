@@ -10,11 +10,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use kvm_bindings::{
-    CpuId, KVM_CAP_SPLIT_IRQCHIP, KVM_CAP_X2APIC_API, KVM_CAP_X86_USER_SPACE_MSR,
-    KVM_MAX_CPUID_ENTRIES, KVM_X2APIC_API_DISABLE_BROADCAST_QUIRK, KVM_X2APIC_API_USE_32BIT_IDS,
-    kvm_enable_cap, kvm_segment, kvm_userspace_memory_region,
+    CpuId, KVM_CAP_X2APIC_API, KVM_CAP_X86_USER_SPACE_MSR, KVM_MAX_CPUID_ENTRIES,
+    KVM_X2APIC_API_DISABLE_BROADCAST_QUIRK, KVM_X2APIC_API_USE_32BIT_IDS, kvm_enable_cap,
+    kvm_segment, kvm_userspace_memory_region,
 };
 use kvm_ioctls::{
     Kvm, MsrExitReason, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VcpuExit,
@@ -47,6 +48,16 @@ pub enum BareEnd {
     Shutdown,
     /// KVM gave up, or an exit that this loop has no answer for.
     Broken(String),
+}
+
+/// A finished run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BareRun {
+    /// How it ended.
+    pub end: BareEnd,
+    /// From before the first `KVM_CREATE_VCPU` to the last vCPU's first `KVM_RUN`; `None` if the
+    /// guest ended before that.
+    pub vcpus_started: Option<Duration>,
 }
 
 /// What went wrong before the guest ran.
@@ -122,7 +133,7 @@ impl Clocks {
 ///
 /// # Errors
 /// Whatever keeps the guest from starting. A guest that starts and fails is a [`BareEnd`].
-pub fn run(config: &BareConfig, console: &mut dyn Write) -> Result<BareEnd, BareError> {
+pub fn run(config: &BareConfig, console: &mut dyn Write) -> Result<BareRun, BareError> {
     let kvm = Kvm::new().map_err(|e| BareError::Kvm("/dev/kvm", e))?;
     let vm = kvm.create_vm().map_err(|e| BareError::Kvm("KVM_CREATE_VM", e))?;
     let memory = map_memory(&vm, config.memory_mib)?;
@@ -132,6 +143,7 @@ pub fn run(config: &BareConfig, console: &mut dyn Write) -> Result<BareEnd, Bare
     let supported = kvm
         .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
         .map_err(|e| BareError::Kvm("KVM_GET_SUPPORTED_CPUID", e))?;
+    let started = Instant::now();
     let mut vcpus = Vec::new();
     for id in 0..config.cpus {
         let vcpu = vm.create_vcpu(id.into()).map_err(|e| BareError::Kvm("KVM_CREATE_VCPU", e))?;
@@ -153,26 +165,36 @@ pub fn run(config: &BareConfig, console: &mut dyn Write) -> Result<BareEnd, Bare
         thread::Builder::new()
             .name(format!("vcpu{id}"))
             .spawn(move || {
+                let _ = events.send(Event::Started(Instant::now()));
                 let end = run_vcpu(vcpu, &memory, clocks, &events, &stopped);
                 let _ = events.send(Event::End(end));
             })
             .map_err(BareError::Thread)?;
     }
+    let mut starting = config.cpus;
+    let mut last_start = started;
     for event in inbox {
         match event {
+            Event::Started(at) => {
+                starting -= 1;
+                last_start = last_start.max(at);
+            }
             // A console that is gone is no reason to stop a guest that only measures.
             Event::Console(byte) => drop(console.write_all(&[byte])),
             Event::End(end) => {
                 stopped.store(true, Ordering::Relaxed);
                 let _ = console.flush();
-                return Ok(end);
+                let vcpus_started = (starting == 0).then(|| last_start - started);
+                return Ok(BareRun { end, vcpus_started });
             }
         }
     }
-    Ok(BareEnd::Broken("all vCPU threads ended".into()))
+    Ok(BareRun { end: BareEnd::Broken("no vCPU is left".into()), vcpus_started: None })
 }
 
 enum Event {
+    /// A thread is about to enter the guest for the first time.
+    Started(Instant),
     Console(u8),
     End(BareEnd),
 }
@@ -308,13 +330,13 @@ fn load(memory: &GuestMemoryMmap, kernel: &Path, cmdline: &str) -> Result<u64, B
     Ok(loaded.kernel_load.raw_value())
 }
 
-/// Interrupt controllers in the kernel's half only (no PIC, no I/O APIC), and the MSR exits.
+/// Interrupt controllers as `vmm` has them, and the MSR exits.
 fn configure(vm: &VmFd, cpus: u32) -> Result<(), BareError> {
     let enable = |what: &'static str, cap: u32, argument: u64| {
         let cap = kvm_enable_cap { cap, args: [argument, 0, 0, 0], ..Default::default() };
         vm.enable_cap(&cap).map_err(|e| BareError::Kvm(what, e))
     };
-    enable("KVM_CAP_SPLIT_IRQCHIP", KVM_CAP_SPLIT_IRQCHIP, 24)?;
+    vm.create_irq_chip().map_err(|e| BareError::Kvm("KVM_CREATE_IRQCHIP", e))?;
     if cpus > 255 {
         let flags = KVM_X2APIC_API_USE_32BIT_IDS | KVM_X2APIC_API_DISABLE_BROADCAST_QUIRK;
         enable("KVM_CAP_X2APIC_API", KVM_CAP_X2APIC_API, flags.into())?;

@@ -124,16 +124,18 @@ pub fn linux_files(progress: &mut Progress) -> Result<Vec<(String, PathBuf)>, Vm
     Ok(vec![("bzImage".into(), kernel), ("initrd".into(), initramfs)])
 }
 
-/// A program that lies beside this one: `vmm`, or a bare-metal guest.
+/// A program built beside this one: `vmm`, or a bare-metal guest.
 ///
 /// # Errors
 /// It has not been built.
 pub fn sibling(name: &str) -> Result<PathBuf, VmError> {
     let here = std::env::current_exe().map_err(|e| VmError::Host("current program".into(), e))?;
-    // Tests run one directory further down, in deps/.
-    let found = here.ancestors().skip(1).take(2).map(|dir| dir.join(name)).find(|p| p.is_file());
-    found.ok_or_else(|| {
-        let hint = "not built: cargo build --release --workspace builds it";
+    // Beside this program; a test runs one directory further down, in deps/, and
+    // what it drives may be there in a release build only.
+    let beside = here.ancestors().skip(1).take(2).map(|dir| dir.join(name));
+    let release = here.ancestors().skip(2).take(2).map(|dir| dir.join("release").join(name));
+    beside.chain(release).find(|path| path.is_file()).ok_or_else(|| {
+        let hint = "not built: cargo build --release -p vmm -p guests builds it";
         VmError::Host(name.to_owned(), io::Error::new(io::ErrorKind::NotFound, hint))
     })
 }

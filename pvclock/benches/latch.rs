@@ -117,7 +117,7 @@ fn under_a_writer<S: Shared>(criterion: &mut Criterion) {
             let clocks = [clock(0), clock(1)];
             started.wait();
             while !done.load(Ordering::Relaxed) {
-                clocks.map(|clock| shared.update(clock));
+                clocks.iter().for_each(|&clock| shared.update(clock));
             }
         });
         started.wait();

@@ -1,6 +1,7 @@
 //! The command line.
 
 use crate::error::{Error, Result};
+use crate::serial_to::SerialTo;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -44,10 +45,10 @@ pub struct RunOptions {
     #[arg(long, alias = "append", value_name = "TEXT", default_value = "console=ttyS0")]
     pub cmdline: String,
     /// Number of vCPUs
-    #[arg(short, long, value_name = "N", default_value_t = 1)]
+    #[arg(short, long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
     pub cpus: u32,
     /// Guest memory: a number with K, M or G; M if bare
-    #[arg(short, long, value_name = "SIZE", default_value = "512M", value_parser = memory_size)]
+    #[arg(short, long, value_name = "SIZE", default_value = "512M", value_parser = memory_size, allow_negative_numbers = true)]
     pub memory: u64,
     /// Give the guest the Hyper-V reference TSC page and counter
     #[arg(long)]
@@ -58,8 +59,22 @@ pub struct RunOptions {
     /// Whose Hyper-V clock: ours, or the host KVM's (auto = user)
     #[arg(long, value_name = "WHO", value_enum, default_value_t = HvImpl::Auto)]
     pub hv_impl: HvImpl,
+    /// Give the guest an HPET whose reads exit, or lie in a page
+    #[arg(long, value_name = "HOW", value_enum, default_value_t = HpetMode::Exit)]
+    pub hpet: HpetMode,
+    /// Timers of the HPET, 3 to 32
+    #[arg(long, value_name = "N", default_value_t = 3,
+        value_parser = clap::value_parser!(u8).range(3..=32))]
+    pub hpet_timers: u8,
+    /// With --hpet page: store the counter every NS ns (0: as often as a thread can)
+    #[arg(long, value_name = "NS", default_value_t = 0,
+        value_parser = clap::value_parser!(u64).range(..=1_000_000_000))]
+    pub hpet_page_period: u64,
+    /// Serial port: stdio, none, file=PATH or pty
+    #[arg(long, value_name = "TO", default_value = "stdio")]
+    pub serial: SerialTo,
     /// End the guest after this many seconds (exit code 36)
-    #[arg(long, value_name = "SECS", value_parser = seconds)]
+    #[arg(long, value_name = "SECS", value_parser = seconds, allow_negative_numbers = true)]
     pub timeout: Option<Duration>,
     /// Write exit counts and times there as JSON
     #[arg(long, value_name = "FILE")]
@@ -78,6 +93,17 @@ pub enum HvImpl {
     Kernel,
     /// `user`.
     Auto,
+}
+
+/// Whether there is an HPET, and what a read of it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum HpetMode {
+    /// No HPET.
+    Off,
+    /// A read is an exit.
+    Exit,
+    /// A read is a read of memory, which a busy thread keeps up to date.
+    Page,
 }
 
 impl RunOptions {
@@ -155,6 +181,9 @@ pub fn check(options: &RunOptions) -> Result<()> {
     if options.cpus == 0 {
         return Err(Error::new("--cpus 0: a machine has at least one vCPU"));
     }
+    if options.hpet_page_period != 0 && options.hpet != HpetMode::Page {
+        return Err(Error::new("--hpet-page-period: needs --hpet page"));
+    }
     Ok(())
 }
 
@@ -189,6 +218,9 @@ mod tests {
             vec!["vmm", "--no-such-flag"],
             vec!["vmm", "--timeout", "0"],
             vec!["vmm", "--hv-impl", "magic"],
+            vec!["vmm", "--hpet-timers", "2"],
+            vec!["vmm", "--hpet-timers", "33"],
+            vec!["vmm", "--hpet-page-period", "1000000001"],
         ] {
             let flag = arguments[1];
             match parse(arguments.iter().map(Into::into)) {

@@ -4,6 +4,7 @@
 //! is full, bytes are dropped and counted, and the guest's clock runs on.
 
 use crate::error::{Error, Result};
+use crate::signals;
 use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -50,7 +51,10 @@ impl Console {
         let ring = shared.clone();
         let thread = thread::Builder::new()
             .name("console".into())
-            .spawn(move || copy(&ring, &mut output))
+            .spawn(move || {
+                signals::leave_to_main();
+                copy(&ring, &mut output);
+            })
             .map_err(|e| Error::new(format!("cannot start the console thread ({e})")))?;
         Ok(Self { shared, thread: Some(thread) })
     }

@@ -67,12 +67,13 @@ pub struct Lifecycle {
 }
 
 impl Lifecycle {
-    /// For this many vCPUs, running.
+    /// For this many vCPUs, paused: none enters the guest before all exist, for an
+    /// INIT or SIPI sent to one that does not exist yet is lost.
     pub fn new(cpus: usize) -> Result<Self> {
         register_signal_handler(kick_signal(), on_kick)
             .map_err(|e| Error::new(format!("cannot handle the signal that stops vCPUs ({e})")))?;
         Ok(Self {
-            state: AtomicU8::new(State::Running as u8),
+            state: AtomicU8::new(State::Paused as u8),
             threads: (0..cpus).map(|_| AtomicI32::new(0)).collect(),
             ending: Mutex::new(None),
             parked: Mutex::new(0),
@@ -147,6 +148,14 @@ impl Lifecycle {
         }
         *parked -= 1;
         self.state() == State::Running
+    }
+
+    /// For threads that serve the vCPUs: returns once the machine is not paused.
+    pub fn wait_while_paused(&self) {
+        let mut parked = self.parked.lock().unwrap_or_else(PoisonError::into_inner);
+        while self.state() == State::Paused {
+            parked = self.changed.wait(parked).unwrap_or_else(PoisonError::into_inner);
+        }
     }
 }
 

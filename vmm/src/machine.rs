@@ -10,8 +10,9 @@ use crate::control_socket::{Server, Socket};
 use crate::cpuid::Template;
 use crate::ending::Ending;
 use crate::error::{Error, Result};
-use crate::events::{self, Signals, Timeout};
+use crate::events::{self, Timeout};
 use crate::host;
+use crate::hpet;
 use crate::hyperv::HyperV;
 use crate::input::{self, Input};
 use crate::irqchip;
@@ -19,10 +20,15 @@ use crate::lifecycle::Lifecycle;
 use crate::loader;
 use crate::marks::Marks;
 use crate::memory::{self, GuestMemory};
+use crate::monitor::Monitor;
 use crate::msr_filter;
+use crate::operator::Operator;
 use crate::registers;
+use crate::serial_to;
+use crate::signals::{self, Signals};
 use crate::stats::VcpuStats;
 use crate::stats_file;
+use crate::terminal::Taken;
 use crate::timeline::Timeline;
 use crate::topology::Topology;
 use crate::vcpu::{self, Peripherals};
@@ -30,7 +36,6 @@ use devices::serial::Serial;
 use kvm_bindings::KVM_MAX_CPUID_ENTRIES;
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 use pvclock::hyperv::{Features, cpuid_leaves};
-use std::fs::File;
 use std::path::Path;
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread::{self, JoinHandle};
@@ -43,14 +48,14 @@ pub const MOST_CPUS: u32 = 1024;
 pub struct Machine {
     // Threads first: they are gone before what they use.
     threads: Vec<JoinHandle<()>>,
+    hpet: Option<hpet::Board>,
     shared: Arc<Shared>,
     console: Console,
     serial: Arc<Serial>,
     room: EventFd,
-    signals: File,
-    control: Option<Socket>,
-    topology: Topology,
-    vm: Arc<VmFd>,
+    source: serial_to::Source,
+    socket: Option<Socket>,
+    control: Control,
 }
 
 /// What the vCPU threads and the main thread share.
@@ -65,6 +70,8 @@ pub struct Shared {
     pub marks: Arc<Marks>,
     /// The guest's time.
     pub timeline: Arc<Timeline>,
+    /// What the HPET counts.
+    pub hpet: Option<hpet::Meters>,
     // Outlives the VM's memory slots.
     _memory: GuestMemory,
 }
@@ -76,9 +83,9 @@ impl Machine {
     /// One line that names the flag or file to change.
     pub fn build(options: &RunOptions, marks: Marks) -> Result<Self> {
         let kernel_path = options.kernel.as_deref().unwrap_or(Path::new(""));
-        let signals = Signals::block()?;
+        let (output, source) = serial_to::open(&options.serial)?;
         let marks = Arc::new(marks);
-        let control = options.control.as_deref().map(Socket::bind).transpose()?;
+        let socket = options.control.as_deref().map(Socket::bind).transpose()?;
 
         // KVM, and what it can do.
         let kvm = host::open_kvm()?;
@@ -93,7 +100,7 @@ impl Machine {
 
         // Memory, and what the guest finds in it.
         let memory = memory::allocate(options.memory)?;
-        memory::register(&vm, &memory)?;
+        let free_slot = memory::register(&vm, &memory)?;
         marks.note("memory", None);
         let kernel = loader::load_kernel(&memory, kernel_path)?;
         loader::check_cmdline(&kernel, &options.cmdline)?;
@@ -104,7 +111,6 @@ impl Machine {
         boot_params::write(&memory, options.memory, &kernel, &options.cmdline, initrd)?;
         registers::write_tables(&memory)
             .map_err(|e| Error::new(format!("cannot write the boot tables ({e})")))?;
-        acpi::write(&memory, &acpi::Machine { topology, hpet_id: None }).map_err(Error::new)?;
         marks.note("kernel loaded", None);
 
         // The boot vCPU comes first: it tells how the guest's TSC runs.
@@ -136,11 +142,15 @@ impl Machine {
         );
 
         // Devices.
-        let console = Console::start(std::io::stdout())?;
+        let console = Console::start(output)?;
         let room = input::room_signal()?;
         let serial = board::serial_port(&vm, &console, &room)?;
+        let hpet = hpet::Board::build(options, &vm, free_slot, &lifecycle, &timeline)?;
+        let hpet_id = hpet.as_ref().map(hpet::Board::id);
+        acpi::write(&memory, &acpi::Machine { topology, hpet_id }).map_err(Error::new)?;
         let counted = Arc::new(OnceLock::new());
-        let (ports, mmio) = board::buses(&serial, &lifecycle, &timeline, &marks, &counted);
+        let (ports, mut mmio) = board::buses(&serial, &lifecycle, &timeline, &marks, &counted);
+        mmio.extend(hpet.as_ref().map(hpet::Board::range));
         let (ports, mmio) = (board::bus(ports)?, board::bus(mmio)?);
         let stats: Arc<[VcpuStats]> =
             (0..cpus).map(|_| VcpuStats::new(ports.names().len(), mmio.names().len())).collect();
@@ -154,6 +164,7 @@ impl Machine {
             stats,
             marks,
             timeline,
+            hpet: hpet.as_ref().map(hpet::Board::meters),
             _memory: memory,
         });
 
@@ -175,7 +186,8 @@ impl Machine {
             }
         }
         shared.marks.note("vcpus ready", None);
-        Ok(Self { threads, shared, console, serial, room, signals, control, topology, vm })
+        let control = Control::new(shared.clone(), vm, topology);
+        Ok(Self { threads, hpet, shared, console, serial, room, source, socket, control })
     }
 
     /// Lets the guest run until it, a person or a fault ends it.
@@ -183,16 +195,26 @@ impl Machine {
     /// # Errors
     /// What the host refuses at the start, or a statistics file that cannot be written.
     pub fn run(self, options: &RunOptions) -> Result<Ending> {
-        let lifecycle = &self.shared.lifecycle;
-        let mut subscribers: Vec<events::Subscriber> = vec![
-            Arc::new(Signals::new(self.signals, lifecycle.clone())),
-            Arc::new(Input::new(std::io::stdin(), self.serial.clone(), self.room)),
-        ];
+        let (lifecycle, control) = (&self.shared.lifecycle, self.control);
+        let room = self.room.try_clone().map_err(|e| Error::new(format!("an eventfd ({e})")))?;
+        let mut subscribers: Vec<events::Subscriber> =
+            vec![Arc::new(Signals::block(self.shared.clone(), room)?)];
+        let terminal = self.source.operator.then(Taken::now);
+        if let Some(reader) = self.source.reader {
+            let operator = terminal
+                .is_some()
+                .then(|| Operator::new(self.console.writer(), Monitor::new(control.clone())));
+            subscribers.push(Arc::new(Input::new(
+                reader,
+                operator,
+                self.serial.clone(),
+                self.room,
+            )));
+        }
         if let Some(after) = options.timeout {
             subscribers.push(Arc::new(Timeout::start(after, lifecycle.clone())?));
         }
-        if let Some(socket) = self.control {
-            let control = Control::new(self.shared.clone(), self.vm.clone(), self.topology);
+        if let Some(socket) = self.socket {
             subscribers.push(Arc::new(Server::new(socket, control)));
         }
         lifecycle.resume();
@@ -203,10 +225,15 @@ impl Machine {
         for thread in self.threads {
             let _ = thread.join();
         }
+        drop(self.hpet);
+        if let Some(page) = self.shared.hpet.as_ref().and_then(|meters| meters.report().page) {
+            log::info!("HPET page: {page}");
+        }
         let ending = lifecycle
             .ending()
             .unwrap_or_else(|| Ending::VmmFailure("the machine ended without a reason".into()));
         let dropped = self.console.finish();
+        drop(terminal);
         if dropped > 0 {
             log::warn!("{dropped} bytes of console output were dropped: stdout was not read");
         }
@@ -293,6 +320,7 @@ fn spawn_vcpu(
     thread::Builder::new()
         .name(format!("vcpu{index}"))
         .spawn(move || {
+            signals::leave_to_main();
             let grown = seed.grow(index, boot);
             drop(seed);
             let told = match grown {

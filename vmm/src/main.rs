@@ -4,14 +4,18 @@
 use std::io::Write;
 use std::process::exit;
 use vmm::cli::{self, Cli, Command, Refusal};
+use vmm::crash;
 use vmm::doctor;
 use vmm::ending::Ending;
 use vmm::error::Result;
 use vmm::machine::Machine;
 use vmm::marks::Marks;
+use vmm::signals;
 
 fn main() {
     let marks = Marks::start();
+    crash::prepare();
+    signals::exit_at_once();
     let cli = match cli::parse(std::env::args_os()) {
         Ok(cli) => cli,
         Err(Refusal::Help(text)) => {

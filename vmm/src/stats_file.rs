@@ -3,6 +3,7 @@
 use crate::ending::Ending;
 use crate::error::{Error, Result};
 use crate::host::HostKind;
+use crate::hpet;
 use crate::machine::Shared;
 use crate::marks::Mark;
 use crate::stats::{self, Exits};
@@ -23,6 +24,8 @@ struct Report {
     tsc_hz: u64,
     marks: Vec<Mark>,
     exits: Exits,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hpet: Option<hpet::Report>,
 }
 
 const METHOD: &str =
@@ -47,6 +50,7 @@ pub fn write(path: &Path, shared: &Shared, ending: &Ending) -> Result<()> {
         tsc_hz,
         marks: shared.marks.list(),
         exits: stats::gather(&vcpus, peripherals.ports.names(), peripherals.mmio.names(), tsc_hz),
+        hpet: shared.hpet.as_ref().map(hpet::Meters::report),
     };
     let failed = |e: &dyn std::fmt::Display| Error::new(format!("--stats {}: {e}", path.display()));
     let file = File::create(path).map_err(|e| failed(&e))?;

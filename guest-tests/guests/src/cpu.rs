@@ -4,7 +4,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
 /// Bytes per vCPU. A power of two, and every block is aligned to it, so that a handler finds its
 /// own block by masking the stack pointer. `guest.ld` aligns the first one.
-pub const BLOCK_SIZE: usize = 0x8000;
+pub const BLOCK_SIZE: usize = 0x1_0000;
 /// Most vCPUs a guest starts.
 pub const MAX_CPUS: u32 = 1024;
 

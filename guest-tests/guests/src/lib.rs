@@ -1,8 +1,25 @@
 //! What the bare-metal guests share: boot code, console, clocks, statistics.
 //!
-//! Each program is one file in `src/bin` that ends in `guest_main!(main)`. It is entered in 64-bit
-//! mode as the Linux boot protocol has it (RSI: zero page), runs in ring 3, prints one
-//! `@result {json}` line per result on COM1, and powers off.
+//! Each program is one file in `src/bin` that names its `guest_main!`. It is entered in 64-bit
+//! mode as the Linux boot protocol has it (RSI: zero page), runs in ring 3, takes `key=value`
+//! words from the command line, prints one `@result {json}` line per result on COM1, and powers
+//! off. `@panic` (a word that makes no sense, a device that is missing) and `@fault` (an
+//! unexpected exception) end in a reset instead, so that no failure looks like success.
+//!
+//! | program | question | what must be zero or true |
+//! |---|---|---|
+//! | `guest-clock-cost` | what does one read of each clock cost? | `msr_behind`, `page_behind` |
+//! | `guest-order` | does a timestamp handed round all vCPUs go back? | `backward`, `hpet_apart` |
+//! | `guest-hpet-contention` | how do reads scale, alone or in a workload? | `backward` |
+//! | `guest-timer` | how late is a timer's handler? | `early`, `lost`, `extra` |
+//! | `guest-nmi-storm` | may an NMI handler read the clocks? | `backward` |
+//! | `guest-hpet-conformance` | is the HPET what its specification says? | `failed`; every `pass` |
+//! | `guest-smp` | do all vCPUs come up, with ids of their own? | `duplicate_ids`, `cpuid_mismatches` |
+//! | `guest-tsc-write` | does the clock survive a guest that writes its TSC? | `msr_behind`, `page_behind` |
+//! | `guest-flood` | does the VMM survive random accesses? | it ends |
+//! | `guest-end` | what is the VMM's exit status? | |
+//!
+//! Guests need 2 MiB for themselves and 64 KiB per vCPU, from 2 MiB up.
 #![no_std]
 
 pub mod apic;
@@ -13,6 +30,7 @@ pub mod cpu;
 pub mod entry;
 pub mod fault;
 pub mod histogram;
+pub mod ioapic;
 pub mod mark;
 mod mem;
 pub mod order;

@@ -14,6 +14,14 @@ pub fn out16(port: u16, value: u16) {
     unsafe { asm!("out dx, ax", in("dx") port, in("ax") value, options(nomem, nostack)) };
 }
 
+/// Reads one byte.
+pub fn in8(port: u16) -> u8 {
+    let value;
+    // SAFETY: a port read does not touch this program's memory.
+    unsafe { asm!("in al, dx", in("dx") port, out("al") value, options(nomem, nostack)) };
+    value
+}
+
 /// Reads four bytes.
 pub fn in32(port: u16) -> u32 {
     let value;

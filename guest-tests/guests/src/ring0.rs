@@ -5,7 +5,6 @@ use core::arch::{asm, global_asm};
 unsafe extern "C" {
     fn r0_rdmsr();
     fn r0_wrmsr();
-    fn r0_halt();
     fn r0_halt_forever();
     fn r0_wait_irq();
     fn r0_enable_interrupts();
@@ -40,12 +39,6 @@ global_asm!(
     "msr_fault:",
     "  xor eax, eax",
     "  mov edx, 1",
-    "  ret",
-    ".global r0_halt",
-    "r0_halt:",
-    "  sti",
-    "  hlt",
-    "  cli",
     "  ret",
     ".global r0_halt_forever",
     "r0_halt_forever:",
@@ -107,12 +100,6 @@ pub fn wrmsr(msr: u32, value: u64) -> Option<()> {
     // keep the guest alive is the guest's business.
     let (_, fault) = unsafe { call(r0_wrmsr, [msr.into(), value, 0]) };
     (fault == 0).then_some(())
-}
-
-/// HLT with interrupts enabled, once.
-pub fn halt() {
-    // SAFETY: waits for an interrupt; no arguments.
-    unsafe { call(r0_halt, [0; 3]) };
 }
 
 /// HLT with interrupts off, for good.

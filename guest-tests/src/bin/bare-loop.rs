@@ -24,6 +24,9 @@ struct Options {
     /// Guest RAM in MiB
     #[arg(short, long, default_value_t = 128, value_parser = clap::value_parser!(u64).range(16..=3072))]
     memory: u64,
+    /// Print on stderr how long it took to create and start the vCPUs
+    #[arg(long)]
+    timing: bool,
 }
 
 fn main() -> ExitCode {
@@ -35,17 +38,28 @@ fn main() -> ExitCode {
         memory_mib: options.memory,
     };
     let mut console = std::io::LineWriter::new(std::io::stdout());
-    match run(&config, &mut console) {
-        Ok(BareEnd::PowerOff) => ExitCode::from(0),
-        Ok(BareEnd::Reboot) => ExitCode::from(32),
-        Ok(BareEnd::Shutdown) => ExitCode::from(33),
-        Ok(BareEnd::Broken(why)) => {
-            let _ = writeln!(std::io::stderr(), "bare-loop: {why}");
-            ExitCode::from(37)
-        }
+    let complain = |why: &dyn std::fmt::Display| {
+        let _ = writeln!(std::io::stderr(), "bare-loop: {why}");
+    };
+    let run = match run(&config, &mut console) {
+        Ok(run) => run,
         Err(why) => {
-            let _ = writeln!(std::io::stderr(), "bare-loop: {why}");
-            ExitCode::from(35)
+            complain(&why);
+            return ExitCode::from(35);
+        }
+    };
+    if options.timing
+        && let Some(started) = run.vcpus_started
+    {
+        complain(&format_args!("vcpus_started_ns={}", started.as_nanos()));
+    }
+    match run.end {
+        BareEnd::PowerOff => ExitCode::from(0),
+        BareEnd::Reboot => ExitCode::from(32),
+        BareEnd::Shutdown => ExitCode::from(33),
+        BareEnd::Broken(why) => {
+            complain(&why);
+            ExitCode::from(37)
         }
     }
 }

@@ -38,7 +38,8 @@ mod concrete {
             }
             number(clock)
         });
-        assert_eq!((seen, calls.get()), (2, 2));
+        assert_eq!(seen, 2);
+        assert!(calls.get() > 1);
     }
 
     #[test]
@@ -52,24 +53,31 @@ mod concrete {
         });
     }
 
-    /// Every store of an update with a reader stopped in front of it: a stand-in for
-    /// the interrupted writer, by rebuilding the states it passes through.
+    /// The states that an update passes through, each with a reader in it: what a
+    /// signal handler sees that interrupts the writer between any two stores.
     #[test]
     fn every_half_written_state_reads_whole() {
-        for done in 0..=WORDS {
-            for parity in 0..2 {
-                let latch = Latch::new(clock(1));
-                for n in 0..parity {
-                    latch.update(|_| clock(2 + n));
-                }
-                let expected = number(&latch.read());
-                let idle = &latch.line.banks[(parity as usize + 1) & 1];
-                for (word, value) in idle.iter().zip(clock(9).to_words()).take(done) {
-                    word.store(value, Ordering::Relaxed);
-                }
-                assert_eq!(number(&latch.read()), expected);
-            }
+        let (old, new) = (clock(1), clock(2));
+        let latch = Latch::new(old);
+        let Line { done, begun, banks } = &latch.line;
+        let set = |word: &AtomicU64, value| word.store(value, Ordering::Relaxed);
+
+        set(begun, 1);
+        assert_eq!(latch.read(), old);
+        for (word, value) in banks[0].iter().zip(new.to_words()) {
+            set(word, value);
+            assert_eq!(latch.read(), old);
         }
+        set(done, 1);
+        assert_eq!(latch.read(), new);
+        for (word, value) in banks[1].iter().zip(new.to_words()) {
+            set(word, value);
+            assert_eq!(latch.read(), new);
+        }
+        // Just so does `update` leave it.
+        let updated = Latch::new(old);
+        updated.update(|_| new);
+        assert_eq!(format!("{:?}", updated.line), format!("{:?}", latch.line));
     }
 
     #[test]

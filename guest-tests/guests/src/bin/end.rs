@@ -1,5 +1,6 @@
-//! Ends in the way that `how` names, for tests of the VMM's exit status: `power-off`, `reboot`,
-//! `triple-fault`, `emulation-failure`; or does not end: `halt`, `spin`.
+//! Ends in the way that `how` names, for tests of the VMM's exit status: `power-off`, `reboot`
+//! (keyboard controller), `reset` (ACPI), `panic`, `triple-fault`, `emulation-failure`; or does not
+//! end: `halt`, `spin`. Before that it sends `talk` bytes (0) to the console.
 #![no_std]
 #![no_main]
 
@@ -8,13 +9,18 @@ use core::arch::global_asm;
 use guests::args::Args;
 use guests::console::ResultLine;
 use guests::cpu::Cpu;
-use guests::{guest_main, power, ring0};
+use guests::{guest_main, port, power, ring0};
 
 guest_main!(main);
+
+const COM1: u16 = 0x3F8;
+/// The pvpanic event port; bit 0 says that the kernel panicked.
+const PVPANIC: u16 = 0x505;
 
 unsafe extern "C" {
     fn r0_triple_fault();
     fn r0_run_device_space();
+    fn r0_acpi_reset();
 }
 
 global_asm!(
@@ -31,14 +37,29 @@ global_asm!(
     "r0_run_device_space:",
     "  mov eax, 0xFED00000",
     "  jmp rax",
+    // The reset register that the FADT names, which the TSS does not open to ring 3.
+    ".global r0_acpi_reset",
+    "r0_acpi_reset:",
+    "  mov dx, 0xCF9",
+    "  mov al, 6",
+    "  out dx, al",
+    "  hlt",
 );
 
 fn main(args: &Args, _cpu: &'static Cpu) {
     let how = args.text("how").unwrap_or("power-off");
     ResultLine::new("end").text("how", how).end();
+    for count in 0..args.number("talk", 0) {
+        port::out8(COM1, if count % 64 == 63 { b'\n' } else { b'.' });
+    }
     match how {
         "power-off" => power::off(),
         "reboot" => power::reboot(),
+        "reset" => stop(r0_acpi_reset),
+        "panic" => {
+            port::out8(PVPANIC, 1);
+            ring0::halt_forever()
+        }
         "halt" => ring0::halt_forever(),
         "spin" => loop {
             core::hint::spin_loop();

@@ -1,0 +1,45 @@
+# Each target installs what it needs by package name, says so, and is safe to run
+# again. KERNEL=path uses your own bzImage for Linux guests.
+
+.PHONY: demo test bench fuzz build packages guests
+
+CARGO ?= cargo
+NEXTEST := $(shell $(CARGO) nextest --version >/dev/null 2>&1 && echo yes)
+STEP := resources/step
+
+# Boots a stock kernel with --hv-tsc-page and prints what each clock costs.
+demo: build
+	target/release/clocklab clock-cost $(DEMO_ARGS)
+
+build: packages
+	$(STEP) "building vmm, clocklab and the guests" \
+	  $(CARGO) build --quiet --release -p vmm -p guest-tests -p guests
+
+guests:
+	$(STEP) "building the bare-metal guests" $(CARGO) build --quiet --release -p guests
+
+packages:
+	resources/packages
+
+# All tiers: units, bare-metal guests on /dev/kvm, guests in the lab.
+test: packages build
+	$(CARGO) fmt --all --check
+	$(STEP) "clippy" $(CARGO) clippy --quiet --workspace --all-targets -- -D warnings
+	$(STEP) "building the lab's programs" sh -c 'resources/program init && resources/program vmm' >/dev/null
+	resources/kernel stable
+	resources/tiers
+ifeq ($(NEXTEST),yes)
+	$(CARGO) nextest run --workspace
+else
+	RUST_TEST_THREADS=2 $(CARGO) test --workspace
+endif
+	$(STEP) "loom: every interleaving of the lock-free parts" \
+	  env RUSTFLAGS="--cfg loom" $(CARGO) test --quiet --release --lib -p pvclock -p devices --target-dir target/loom loom
+
+FUZZ_SECONDS ?= 60
+fuzz: packages
+	@$(CARGO) fuzz --version >/dev/null 2>&1 || { \
+	  echo "installing cargo-fuzz" >&2; $(CARGO) install --quiet --locked cargo-fuzz; }
+	for target in $$($(CARGO) +nightly fuzz list); do \
+	  $(CARGO) +nightly fuzz run $$target -- -max_total_time=$(FUZZ_SECONDS) || exit 1; \
+	done

@@ -1,0 +1,149 @@
+//! The HPET on the board: its interrupts through KVM, its timer thread, and the
+//! page that `--hpet page` lets the guest read.
+
+mod alarm;
+mod interrupts;
+mod page;
+
+use crate::cli::{HpetMode, RunOptions};
+use crate::error::{Error, Result};
+use crate::layout::HPET;
+use crate::lifecycle::Lifecycle;
+use crate::timeline::Timeline;
+use alarm::Alarm;
+use devices::bus::{Device, Range};
+use devices::hpet::{self, Hpet};
+use interrupts::KvmInterrupts;
+use kvm_ioctls::VmFd;
+use page::Page;
+use serde::Serialize;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+/// The device and its threads.
+pub struct Board {
+    device: Arc<Hpet>,
+    meters: Meters,
+    _alarm: Helper,
+    _publisher: Option<Helper>,
+}
+
+/// What can be read of it while it works and afterwards.
+#[derive(Clone)]
+pub struct Meters {
+    alarm: Arc<Alarm>,
+    page: Option<Arc<Page>>,
+}
+
+/// The HPET as `--stats` shows it.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// How often the timer thread looked for matches.
+    pub timer_expiries: u64,
+    /// The page, with `--hpet page`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub page: Option<page::Resolution>,
+}
+
+impl Board {
+    /// Builds what `options` ask for; `slot` is a free memory slot.
+    ///
+    /// # Errors
+    /// A host that lacks read-only slots, threads or memory.
+    pub fn build(
+        options: &RunOptions,
+        vm: &Arc<VmFd>,
+        slot: u32,
+        lifecycle: &Arc<Lifecycle>,
+        timeline: &Arc<Timeline>,
+    ) -> Result<Option<Self>> {
+        let page = match options.hpet {
+            HpetMode::Off => return Ok(None),
+            HpetMode::Exit => None,
+            HpetMode::Page => Some(Arc::new(Page::map(vm, slot, options.hpet_page_period)?)),
+        };
+        let alarm = Arc::new(Alarm::new(timeline.clone()));
+        let timers = usize::from(options.hpet_timers);
+        let interrupts = Arc::new(KvmInterrupts::new(vm.clone()));
+        let device = Hpet::new(timers, timeline.clone(), interrupts, alarm.clone());
+        let device = Arc::new(match &page {
+            Some(page) => device.with_mirror(page.clone()),
+            None => device,
+        });
+
+        let (bell, hands, life) = (alarm.clone(), device.clone(), lifecycle.clone());
+        let _alarm = Helper::start(
+            "hpet-timer",
+            move || bell.run(&life, || hands.expire()),
+            Box::new({
+                let alarm = alarm.clone();
+                move || alarm.stop()
+            }),
+        )?;
+        let _publisher = match &page {
+            None => None,
+            Some(page) => {
+                let (pen, time, life) = (page.clone(), timeline.clone(), lifecycle.clone());
+                let stop = page.clone();
+                let work = move || pen.publish(&*time, &life);
+                Some(Helper::start("hpet-page", work, Box::new(move || stop.stop()))?)
+            }
+        };
+        Ok(Some(Self { device, meters: Meters { alarm, page }, _alarm, _publisher }))
+    }
+
+    /// The registers on the memory bus.
+    pub fn range(&self) -> Range {
+        Range { name: "hpet", base: HPET, len: hpet::LEN, device: self.device.clone() }
+    }
+
+    /// The low half of the capability register, which the ACPI table repeats.
+    pub fn id(&self) -> u32 {
+        let mut low = [0; 4];
+        self.device.read(0, &mut low);
+        u32::from_le_bytes(low)
+    }
+
+    /// What can be read of it from other threads.
+    pub fn meters(&self) -> Meters {
+        self.meters.clone()
+    }
+}
+
+impl Meters {
+    /// What was counted so far.
+    pub fn report(&self) -> Report {
+        Report {
+            timer_expiries: self.alarm.expiries(),
+            page: self.page.as_ref().map(|page| page.resolution()),
+        }
+    }
+}
+
+/// A thread that is told to stop, and waited for, when its owner goes.
+struct Helper {
+    stop: Box<dyn Fn() + Send + Sync>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Helper {
+    fn start(
+        name: &str,
+        work: impl FnOnce() + Send + 'static,
+        stop: Box<dyn Fn() + Send + Sync>,
+    ) -> Result<Self> {
+        let thread = thread::Builder::new()
+            .name(name.into())
+            .spawn(work)
+            .map_err(|e| Error::new(format!("--hpet: the host starts no {name} thread ({e})")))?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        (self.stop)();
+        // A panic there has ended the process.
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}

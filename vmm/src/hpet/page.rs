@@ -1,0 +1,246 @@
+//! `--hpet page`: the registers in a read-only memory slot. Reads hit memory,
+//! writes still exit and reach the device.
+//!
+//! A thread stores the counter, in one 64-bit store, again and again: a guest
+//! sees no half of it, and whoever reads 32 bits sees a half of one value. The
+//! device keeps the other registers in step, and holds the thread while the
+//! counter is halted, started or written, so that no store of an old view comes
+//! after a new value. The price is one busy CPU while the counter runs.
+
+use crate::error::{Error, Result};
+use crate::layout::HPET;
+use crate::lifecycle::{Lifecycle, State};
+use devices::clock::Clock;
+use devices::hpet::{COUNTER_OFFSET, CounterView, IMAGE_WORDS, LEN, Mirror};
+use kvm_bindings::{KVM_MEM_READONLY, kvm_userspace_memory_region};
+use kvm_ioctls::{Cap, VmFd};
+use serde::Serialize;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use vm_memory::{MmapRegion, VolatileMemory};
+
+const COUNTER_WORD: usize = COUNTER_OFFSET as usize / 8;
+/// A period from here on is slept, a shorter one is spun: 100 µs.
+const SLEPT_10NS: u64 = 10_000;
+/// Stores between two updates of what [`Page::resolution`] tells.
+const STORES_PER_NOTE: u64 = 4096;
+
+/// The page, and who writes the counter into it.
+pub struct Page {
+    memory: MmapRegion<()>,
+    period_10ns: u64,
+    writer: Mutex<Writer>,
+    changed: Condvar,
+    /// The thread is to stop storing; changes under the lock only.
+    hold: AtomicBool,
+    stores: AtomicU64,
+    spent_10ns: AtomicU64,
+    longest_10ns: AtomicU64,
+}
+
+#[derive(Default)]
+struct Writer {
+    /// What the thread stores; `None` while the counter is held or halted.
+    view: Option<CounterView>,
+    /// The thread stores without the lock.
+    storing: bool,
+    stopping: bool,
+}
+
+/// How fine the counter in the page was.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Resolution {
+    /// Period asked for, in ns; 0: as short as one thread sustains.
+    pub period_ns: u64,
+    /// Stores of the counter.
+    pub stores: u64,
+    /// Time from one store to the next, in ns, on average.
+    pub mean_ns: f64,
+    /// The longest, in ns: the thread was off its CPU.
+    pub longest_ns: u64,
+}
+
+impl std::fmt::Display for Resolution {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { period_ns: _, stores, mean_ns, longest_ns } = self;
+        write!(f, "{stores} stores, {mean_ns:.1} ns apart on average, {longest_ns} ns at most")
+    }
+}
+
+impl Page {
+    /// Maps the page into the guest, as memory slot `slot`.
+    ///
+    /// # Errors
+    /// A host without read-only slots.
+    pub fn map(vm: &VmFd, slot: u32, period_ns: u64) -> Result<Self> {
+        if !vm.check_extension(Cap::ReadonlyMem) {
+            return Err(Error::new(
+                "--hpet page: this host's KVM has no read-only memory slots \
+                 (KVM_CAP_READONLY_MEM); use --hpet exit",
+            ));
+        }
+        let failed = |e: &dyn std::fmt::Display| {
+            Error::new(format!("--hpet page: cannot map the page ({e}); use --hpet exit"))
+        };
+        let page = Self::new(period_ns).map_err(|e| failed(&e))?;
+        let region = kvm_userspace_memory_region {
+            slot,
+            flags: KVM_MEM_READONLY,
+            guest_phys_addr: HPET,
+            memory_size: LEN,
+            userspace_addr: page.memory.as_ptr() as u64,
+        };
+        // SAFETY: the mapping lives as long as the device, which the vCPU threads share: none
+        // of them runs when it goes. Nothing else lies at these addresses (`layout`).
+        unsafe { vm.set_user_memory_region(region) }.map_err(|e| failed(&e))?;
+        Ok(page)
+    }
+
+    fn new(period_ns: u64) -> std::result::Result<Self, impl std::fmt::Display + use<>> {
+        MmapRegion::new(LEN as usize).map(|memory| Self {
+            memory,
+            period_10ns: period_ns.div_ceil(10),
+            writer: Mutex::default(),
+            changed: Condvar::new(),
+            hold: AtomicBool::new(false),
+            stores: AtomicU64::new(0),
+            spent_10ns: AtomicU64::new(0),
+            longest_10ns: AtomicU64::new(0),
+        })
+    }
+
+    /// What was measured so far.
+    pub fn resolution(&self) -> Resolution {
+        let stores = self.stores.load(Ordering::Relaxed);
+        let spent_ns = self.spent_10ns.load(Ordering::Relaxed) as f64 * 10.0;
+        Resolution {
+            period_ns: self.period_10ns * 10,
+            stores,
+            mean_ns: spent_ns / stores.max(1) as f64,
+            longest_ns: self.longest_10ns.load(Ordering::Relaxed) * 10,
+        }
+    }
+
+    /// Stores the counter until [`Page::stop`]; the thread's work. It sleeps while
+    /// the counter is halted or the machine is paused.
+    pub fn publish(&self, clock: &dyn Clock, lifecycle: &Lifecycle) {
+        let mut writer = self.lock();
+        while !writer.stopping {
+            let Some(view) = writer.view else {
+                writer = self.changed.wait(writer).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            match lifecycle.state() {
+                State::Running => {}
+                State::Paused => {
+                    drop(writer);
+                    lifecycle.wait_while_paused();
+                    writer = self.lock();
+                    continue;
+                }
+                State::Ending => break,
+            }
+            if self.period_10ns >= SLEPT_10NS {
+                let before = clock.now_10ns();
+                self.store(view.at(before));
+                let period = Duration::from_nanos(self.period_10ns * 10);
+                let slept = self.changed.wait_timeout(writer, period);
+                writer = slept.unwrap_or_else(PoisonError::into_inner).0;
+                let gap = clock.now_10ns().saturating_sub(before);
+                self.note(1, gap, gap);
+                continue;
+            }
+            writer.storing = true;
+            drop(writer);
+            self.store_until_held(view, clock, lifecycle);
+            writer = self.lock();
+            writer.storing = false;
+            self.changed.notify_all();
+        }
+    }
+
+    /// The busy loop.
+    fn store_until_held(&self, view: CounterView, clock: &dyn Clock, lifecycle: &Lifecycle) {
+        let (mut stores, mut spent, mut longest) = (0, 0, 0);
+        let mut last = clock.now_10ns();
+        while !self.hold.load(Ordering::Acquire) && lifecycle.state() == State::Running {
+            let now = clock.now_10ns();
+            let gap = now.saturating_sub(last);
+            if gap < self.period_10ns {
+                std::hint::spin_loop();
+                continue;
+            }
+            self.store(view.at(now));
+            last = now;
+            (stores, spent, longest) = (stores + 1, spent + gap, gap.max(longest));
+            if stores == STORES_PER_NOTE {
+                self.note(stores, spent, longest);
+                (stores, spent, longest) = (0, 0, 0);
+            }
+        }
+        self.note(stores, spent, longest);
+    }
+
+    fn store(&self, counter: u64) {
+        self.word(COUNTER_WORD).store(counter.to_le(), Ordering::Release);
+    }
+
+    /// Only the thread counts: no locked instruction.
+    fn note(&self, stores: u64, spent_10ns: u64, longest_10ns: u64) {
+        let add = |cell: &AtomicU64, more| {
+            cell.store(cell.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
+        };
+        add(&self.stores, stores);
+        add(&self.spent_10ns, spent_10ns);
+        self.longest_10ns.fetch_max(longest_10ns, Ordering::Relaxed);
+    }
+
+    /// Makes [`Page::publish`] return.
+    pub fn stop(&self) {
+        let mut writer = self.lock();
+        writer.stopping = true;
+        self.hold.store(true, Ordering::Release);
+        drop(writer);
+        self.changed.notify_all();
+    }
+
+    fn word(&self, index: usize) -> &AtomicU64 {
+        #[expect(clippy::expect_used, reason = "IMAGE_WORDS lie within the page, page-aligned")]
+        self.memory.get_atomic_ref(index * 8).expect("a word of the page")
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Writer> {
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+const _: () = assert!(IMAGE_WORDS * 8 <= LEN as usize);
+
+impl Mirror for Page {
+    fn hold_counter(&self) {
+        let mut writer = self.lock();
+        writer.view = None;
+        self.hold.store(true, Ordering::Release);
+        while writer.storing {
+            writer = self.changed.wait(writer).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn update(&self, image: &[u64; IMAGE_WORDS], counter: CounterView) {
+        let mut writer = self.lock();
+        for (index, value) in image.iter().enumerate() {
+            if index != COUNTER_WORD || !writer.storing {
+                self.word(index).store(value.to_le(), Ordering::Release);
+            }
+        }
+        let started = writer.view.is_none() && counter.running;
+        writer.view = counter.running.then_some(counter);
+        if !writer.stopping {
+            self.hold.store(false, Ordering::Release);
+        }
+        if started {
+            self.changed.notify_all();
+        }
+    }
+}
