@@ -41,6 +41,12 @@ impl Deadlines {
         }
     }
 
+    /// Number of slots.
+    #[allow(clippy::len_without_is_empty)] // no slots is no special case
+    pub fn len(&self) -> usize {
+        self.slots.len()
+    }
+
     /// Sets one slot's deadline in place of its last one. `true` if the thread
     /// sleeps beyond it and must be woken; of several publishers, the one that
     /// moved the moment is told so.

@@ -17,6 +17,7 @@ pub mod pvpanic;
 pub mod rtc;
 pub mod serial;
 mod sync;
+pub mod test_device;
 pub mod testing;
 
 /// Something that a device asks for: an interrupt, a reset, a power-off, attention.

@@ -10,6 +10,21 @@ use crate::bus::Device;
 /// Port of [`Marks`].
 pub const PORT: u64 = 0x5F0;
 
+/// A kernel's first instruction; stock kernels do not mark it.
+pub const KERNEL_ENTRY: u8 = 0xf0;
+/// The first instruction of /init.
+pub const INIT: u8 = 0xf1;
+
+/// What a byte stands for; those without a meaning are numbers for whoever
+/// measures, who numbers from 0.
+pub fn name(byte: u8) -> String {
+    match byte {
+        KERNEL_ENTRY => "kernel entry".into(),
+        INIT => "/init".into(),
+        number => number.to_string(),
+    }
+}
+
 /// Reports every byte written.
 pub struct Marks(Box<dyn Fn(u8) + Send + Sync>);
 
@@ -34,6 +49,11 @@ impl Device for Marks {
 mod tests {
     use super::*;
     use std::sync::{Arc, Mutex};
+
+    #[test]
+    fn bytes_have_names() {
+        assert_eq!([name(0), name(INIT)], ["0", "/init"]);
+    }
 
     #[test]
     fn each_byte_is_a_mark() {

@@ -5,7 +5,7 @@ use crate::ending::Ending;
 use crate::error::{Error, Result};
 use crate::layout::COM1_GSI;
 use crate::lifecycle::Lifecycle;
-use crate::marks::Marks;
+use crate::marks::{FirstByte, Marks};
 use crate::stats::{self, VcpuStats};
 use crate::timeline::Timeline;
 use devices::Signal;
@@ -27,14 +27,20 @@ pub fn bus(ranges: Vec<Range>) -> Result<Bus> {
 }
 
 /// The serial port, with its interrupt wired and its output on `console`.
-pub fn serial_port(vm: &VmFd, console: &Console, room: &EventFd) -> Result<Arc<Serial>> {
+pub fn serial_port(
+    vm: &VmFd,
+    console: &Console,
+    room: &EventFd,
+    marks: &Arc<Marks>,
+) -> Result<Arc<Serial>> {
     let failed =
         |e: &dyn std::fmt::Display| Error::new(format!("cannot wire the serial port ({e})"));
     let line = EventFd::new(EFD_NONBLOCK).map_err(|e| failed(&e))?;
     vm.register_irqfd(&line, COM1_GSI).map_err(|e| failed(&e))?;
     let room = room.try_clone().map_err(|e| failed(&e))?;
     let ring = |fd: EventFd| -> Signal { Box::new(move || drop(fd.write(1))) };
-    Ok(Arc::new(Serial::new(Box::new(console.writer()), ring(line), ring(room))))
+    let output = FirstByte::new(console.writer(), marks.clone());
+    Ok(Arc::new(Serial::new(Box::new(output), ring(line), ring(room))))
 }
 
 /// What answers on the port bus and on the memory bus.
@@ -58,7 +64,7 @@ pub fn buses(
         let (marks, counted) = (marks.clone(), counted.clone());
         marks::Marks::new(Box::new(move |byte| {
             let exits = counted.get().map(|vcpus| stats::totals(vcpus.iter()));
-            marks.note(format!("guest {byte}"), exits);
+            marks.note(format!("guest {}", marks::name(byte)), exits);
         }))
     };
     let wall_clock = Box::new(|| {

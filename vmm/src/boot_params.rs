@@ -2,12 +2,11 @@
 
 use crate::error::{Error, Result};
 use crate::layout::{ACPI_TABLES, BOOT_PARAMS, CMDLINE, EBDA, HIGH_MEMORY};
-use crate::loader::Kernel;
 use crate::memory::{self, GuestMemory};
 use linux_loader::configurator::linux::LinuxBootConfigurator;
 use linux_loader::configurator::{BootConfigurator, BootParams};
-use linux_loader::loader::bootparam::{boot_e820_entry, boot_params};
-use vm_memory::{Bytes, GuestAddress};
+use linux_loader::loader::bootparam::{boot_e820_entry, boot_params, setup_header};
+use vm_memory::GuestAddress;
 
 const E820_RAM: u32 = 1;
 const E820_RESERVED: u32 = 2;
@@ -28,20 +27,14 @@ pub fn e820(memory_bytes: u64) -> Vec<(u64, u64, u32)> {
     map
 }
 
-/// Writes command line and zero page for `kernel`.
+/// Writes the zero page for a kernel with this setup header.
 pub fn write(
     memory: &GuestMemory,
     memory_bytes: u64,
-    kernel: &Kernel,
-    cmdline: &str,
+    header: setup_header,
     initrd: Option<(u64, u64)>,
 ) -> Result<()> {
-    let failed = |e: &dyn std::fmt::Display| Error::new(format!("cannot write boot data ({e})"));
-    let mut line = cmdline.as_bytes().to_vec();
-    line.push(0);
-    memory.write_slice(&line, GuestAddress(CMDLINE)).map_err(|e| failed(&e))?;
-
-    let mut params = boot_params { hdr: kernel.header, ..Default::default() };
+    let mut params = boot_params { hdr: header, ..Default::default() };
     params.hdr.type_of_loader = LOADER_UNDEFINED;
     params.hdr.cmd_line_ptr = CMDLINE as u32;
     params.acpi_rsdp_addr = ACPI_TABLES;
@@ -60,7 +53,7 @@ pub fn write(
         &BootParams::new(&params, GuestAddress(BOOT_PARAMS)),
         memory,
     )
-    .map_err(|e| failed(&e))
+    .map_err(|e| Error::new(format!("cannot write boot data ({e})")))
 }
 
 #[cfg(test)]

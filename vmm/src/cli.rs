@@ -1,7 +1,11 @@
 //! The command line.
 
 use crate::error::{Error, Result};
+use crate::host_cpus::CpuList;
+use crate::loader::Boot;
+use crate::pinning::Pinning;
 use crate::serial_to::SerialTo;
+use crate::topology::Topology;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -35,18 +39,24 @@ pub enum Command {
 /// A machine, as the command line describes it.
 #[derive(Debug, Clone, Args)]
 pub struct RunOptions {
-    /// Kernel: a bzImage, or a 64-bit ELF image
+    /// Kernel: bzImage, vmlinux, or an ELF image with a PVH note or a Multiboot header
     #[arg(short, long, value_name = "FILE")]
     pub kernel: Option<PathBuf>,
-    /// Initial RAM disk
+    /// Initial RAM disk, or a Multiboot kernel's module
     #[arg(short, long, value_name = "FILE")]
     pub initrd: Option<PathBuf>,
-    /// Kernel command line
-    #[arg(long, alias = "append", value_name = "TEXT", default_value = "console=ttyS0")]
-    pub cmdline: String,
-    /// Number of vCPUs
-    #[arg(short, long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
-    pub cpus: u32,
+    /// Kernel command line [default: console=ttyS0; none for Multiboot]
+    #[arg(long, alias = "append", value_name = "TEXT")]
+    pub cmdline: Option<String>,
+    /// Who unpacks a bzImage: we, or the guest itself
+    #[arg(long, value_name = "WHO", value_enum, default_value_t = Boot::Auto)]
+    pub boot: Boot,
+    /// Number of vCPUs [default: as --topology has it, else 1]
+    #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
+    pub cpus: Option<u32>,
+    /// Sockets, cores in each, threads in each [default: one socket of cores]
+    #[arg(long, value_name = "sockets=S,cores=C,threads=T")]
+    pub topology: Option<Topology>,
     /// Guest memory: a number with K, M or G; M if bare
     #[arg(short, long, value_name = "SIZE", default_value = "512M", value_parser = memory_size, allow_negative_numbers = true)]
     pub memory: u64,
@@ -73,15 +83,40 @@ pub struct RunOptions {
     /// Serial port: stdio, none, file=PATH or pty
     #[arg(long, value_name = "TO", default_value = "stdio")]
     pub serial: SerialTo,
+    /// Give the guest Hyper-V synthetic timers (and the TSC page)
+    #[arg(long)]
+    pub hv_stimer: bool,
+    /// Who serves the local APIC's TSC-deadline timer: KVM, or housekeeping threads
+    #[arg(long, value_name = "WHO", value_enum, default_value_t = LapicTimer::Kernel)]
+    pub lapic_timer: LapicTimer,
+    /// CPUs whose threads fire timers [default: those left by --pin]
+    #[arg(long, value_name = "CPUS")]
+    pub housekeeping: Option<CpuList>,
+    /// vCPUs' own CPUs: VCPU=CPU,… or a list, used in order
+    #[arg(long, value_name = "CPUS")]
+    pub pin: Option<Pinning>,
+    /// SCHED_FIFO priority of vCPU and housekeeping threads
+    #[arg(long, value_name = "1-99", value_parser = clap::value_parser!(u8).range(1..=99))]
+    pub rt_prio: Option<u8>,
+    /// Microseconds before a deadline at which housekeeping threads stop sleeping and spin
+    #[arg(long, value_name = "US", default_value_t = 0,
+          value_parser = clap::value_parser!(u32).range(..=1_000_000))]
+    pub hk_poll: u32,
     /// End the guest after this many seconds (exit code 36)
     #[arg(long, value_name = "SECS", value_parser = seconds, allow_negative_numbers = true)]
     pub timeout: Option<Duration>,
+    /// Give the guest the ports of a unit test's device; its exit code N ends us with N<<1|1
+    #[arg(long)]
+    pub debug_exit: bool,
     /// Write exit counts and times there as JSON
     #[arg(long, value_name = "FILE")]
     pub stats: Option<PathBuf>,
     /// Take commands there, one JSON object a line
     #[arg(long, value_name = "SOCKET")]
     pub control: Option<PathBuf>,
+    /// Tell on stderr, at the end, when each step of the start was reached
+    #[arg(long)]
+    pub boot_timer: bool,
 }
 
 /// Who serves the Hyper-V clock.
@@ -106,10 +141,40 @@ pub enum HpetMode {
     Page,
 }
 
+/// Who serves the local APIC's timer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LapicTimer {
+    /// KVM.
+    Kernel,
+    /// Housekeeping threads, in TSC-deadline mode.
+    Offload,
+}
+
 impl RunOptions {
+    /// The vCPUs, and how they are grouped.
+    ///
+    /// # Errors
+    /// No vCPU, or a `--topology` that has another number of them than `--cpus`.
+    pub fn topology(&self) -> Result<Topology> {
+        match (self.cpus, self.topology) {
+            (Some(0), _) => Err(Error::new("--cpus 0: a machine has at least one vCPU")),
+            (Some(cpus), Some(t)) if t.cpus() != u64::from(cpus) => Err(Error::new(format!(
+                "--cpus {cpus}: --topology {t} makes {}; leave one of the two out",
+                t.cpus()
+            ))),
+            (_, Some(topology)) => Ok(topology),
+            (cpus, None) => Ok(Topology::one_socket(cpus.unwrap_or(1))),
+        }
+    }
+
     /// Whether any Hyper-V interface is shown to the guest.
     pub fn hyperv(&self) -> bool {
-        self.hv_tsc_page || self.hv_ref_counter
+        self.tsc_page() || self.hv_ref_counter
+    }
+
+    /// Whether the guest is shown the reference TSC page: stimers count by it.
+    pub fn tsc_page(&self) -> bool {
+        self.hv_tsc_page || self.hv_stimer
     }
 }
 
@@ -178,13 +243,10 @@ pub fn check(options: &RunOptions) -> Result<()> {
     if options.kernel.is_none() {
         return Err(Error::new("--kernel: give the kernel to boot"));
     }
-    if options.cpus == 0 {
-        return Err(Error::new("--cpus 0: a machine has at least one vCPU"));
-    }
     if options.hpet_page_period != 0 && options.hpet != HpetMode::Page {
         return Err(Error::new("--hpet-page-period: needs --hpet page"));
     }
-    Ok(())
+    options.topology().map(drop)
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ impl FromStr for CpuList {
             let n: u32 = text.trim().parse().map_err(|_| wrong())?;
             if n < MOST { Ok(n) } else { Err(format!("no host has a CPU {n}")) }
         };
-        let mut cpus = Vec::new();
+        let (mut cpus, mut seen) = (Vec::new(), BTreeSet::new());
         for part in text.trim().split(',') {
             let (first, last) = match part.split_once('-') {
                 Some((first, last)) => (number(first)?, number(last)?),
@@ -33,7 +33,7 @@ impl FromStr for CpuList {
                 return Err(wrong());
             }
             for cpu in first..=last {
-                if cpus.contains(&cpu) {
+                if !seen.insert(cpu) {
                     return Err(format!("CPU {cpu} is named twice"));
                 }
                 cpus.push(cpu);

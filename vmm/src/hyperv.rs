@@ -1,8 +1,10 @@
 //! The Hyper-V clock in user space: MSR accesses that the filter sends here.
 
+use crate::housekeeping::Timers;
 use crate::memory::{self, GuestMemory};
 use crate::overlay::{Kind, Overlays};
 use crate::timeline::Timeline;
+use crate::timer_line::TimerLine;
 use pvclock::hyperv::{
     Effect, Features, Frequencies, MsrRead, MsrWrite, Partition, VirtualProcessor,
     read_time_ref_count,
@@ -22,7 +24,15 @@ pub struct HyperV {
     memory: GuestMemory,
     /// Taken for the rare accesses that change the partition, never for the counter.
     shared: Mutex<Shared>,
-    processors: Vec<Mutex<VirtualProcessor>>,
+    processors: Vec<Arc<Processor>>,
+}
+
+/// One virtual processor, and where its timers go if it has any.
+#[derive(Debug)]
+pub struct Processor {
+    state: Mutex<VirtualProcessor>,
+    timeline: Arc<Timeline>,
+    line: Option<TimerLine>,
 }
 
 #[derive(Debug)]
@@ -36,10 +46,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl HyperV {
-    /// A partition after reset, with this many virtual processors.
+    /// A partition after reset, with a virtual processor for each of `lines`, which
+    /// are there if synthetic timers are.
     pub fn new(
         features: Features,
-        cpus: u32,
+        lines: Vec<Option<TimerLine>>,
         timeline: Arc<Timeline>,
         memory: GuestMemory,
     ) -> Self {
@@ -48,8 +59,9 @@ impl HyperV {
             partition: Partition::new(features, frequencies),
             overlays: Overlays::new(memory.clone()),
         };
-        let processors =
-            (0..cpus).map(|index| Mutex::new(VirtualProcessor::new(features, index))).collect();
+        let processor =
+            |(index, line)| Arc::new(Processor::new(features, index, timeline.clone(), line));
+        let processors = (0..).zip(lines).map(processor).collect();
         Self { features, timeline, memory, shared: Mutex::new(shared), processors }
     }
 
@@ -69,16 +81,21 @@ impl HyperV {
         result
     }
 
+    /// The virtual processors, whose timers a housekeeping thread is to serve.
+    pub fn processors(&self) -> &[Arc<Processor>] {
+        &self.processors
+    }
+
     /// RDMSR on vCPU `index`.
     pub fn read_msr(&self, index: usize, msr: u32) -> MsrRead {
         read_time_ref_count(&self.features, msr, || self.timeline.now())
-            .or_else(|| lock(&self.processors[index]).read_msr(msr))
+            .or_else(|| lock(&self.processors[index].state).read_msr(msr))
             .or_else(|| lock(&self.shared).partition.read_msr(msr))
     }
 
     /// WRMSR on vCPU `index`.
     pub fn write_msr(&self, index: usize, msr: u32, value: u64) -> MsrWrite {
-        lock(&self.processors[index]).write_msr(msr, value, self.timeline.now()).or_else(|| {
+        self.processors[index].write_msr(msr, value).or_else(|| {
             let mut shared = lock(&self.shared);
             let written = shared
                 .partition
@@ -88,6 +105,50 @@ impl HyperV {
             }
             written
         })
+    }
+}
+
+impl Processor {
+    /// Virtual processor `index` after reset.
+    pub fn new(
+        features: Features,
+        index: u32,
+        timeline: Arc<Timeline>,
+        line: Option<TimerLine>,
+    ) -> Self {
+        Self { state: Mutex::new(VirtualProcessor::new(features, index)), timeline, line }
+    }
+
+    /// Where its timers publish their deadlines, if it has any.
+    pub fn line(&self) -> Option<&TimerLine> {
+        self.line.as_ref()
+    }
+
+    /// WRMSR. A timer that is due at once has fired when this returns.
+    pub fn write_msr(&self, msr: u32, value: u64) -> MsrWrite {
+        let mut state = lock(&self.state);
+        let written = state.write_msr(msr, value, self.timeline.now());
+        if written == MsrWrite::Handled(Some(Effect::Timer)) {
+            self.settle(&mut state);
+        }
+        written
+    }
+
+    /// Fires what is due, and publishes the next deadline.
+    ///
+    /// All under the lock: when a guest's write that cancels a timer returns, the
+    /// interrupt either is pending already or never comes.
+    fn settle(&self, state: &mut VirtualProcessor) {
+        if let Some(line) = &self.line {
+            state.expire(self.timeline.now(), |vector| (line.raise)(vector));
+            line.slot.publish(state.next_due().map(|due| due.0.saturating_mul(10)));
+        }
+    }
+}
+
+impl Timers for Processor {
+    fn expire(&self) {
+        self.settle(&mut lock(&self.state));
     }
 }
 

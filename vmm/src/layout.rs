@@ -5,6 +5,7 @@
 //! 0000_7000  boot parameters            0010_0000  high memory: kernel, initrd
 //! 0000_9000  identity page tables       c000_0000  hole: IOAPIC, HPET, LAPIC, TSS
 //! 0002_0000  command line               1_0000_0000  memory above the hole
+//! 0003_0000  PVH or Multiboot information
 //! ```
 
 /// Global descriptor table used until the guest loads its own.
@@ -15,8 +16,10 @@ pub const BOOT_PARAMS: u64 = 0x7000;
 pub const PAGE_TABLES: u64 = 0x9000;
 /// The kernel command line; one page longer than any kernel's `cmdline_size`.
 pub const CMDLINE: u64 = 0x2_0000;
-/// Bytes between [`CMDLINE`] and the end of conventional memory.
+/// Bytes between [`CMDLINE`] and [`BOOT_INFO`].
 pub const CMDLINE_SPACE: u64 = 0x1_0000;
+/// What a PVH or Multiboot kernel is told, in one page.
+pub const BOOT_INFO: u64 = 0x3_0000;
 /// End of conventional memory reported to the guest (extended BIOS data area).
 pub const EBDA: u64 = 0x9_fc00;
 /// ACPI tables, in the range that a guest scans for the RSDP (ACPI 6.5 §5.2.5.1).

@@ -2,7 +2,7 @@
 
 use crate::acpi;
 use crate::board;
-use crate::boot_params;
+use crate::boot;
 use crate::cli::{HvImpl, RunOptions};
 use crate::console::Console;
 use crate::control::Control;
@@ -12,24 +12,28 @@ use crate::ending::Ending;
 use crate::error::{Error, Result};
 use crate::events::{self, Timeout};
 use crate::host;
+use crate::housekeeping::Housekeeping;
 use crate::hpet;
 use crate::hyperv::HyperV;
 use crate::input::{self, Input};
 use crate::irqchip;
 use crate::lifecycle::Lifecycle;
-use crate::loader;
+use crate::loader::{self, Protocol};
 use crate::marks::Marks;
 use crate::memory::{self, GuestMemory};
 use crate::monitor::Monitor;
 use crate::msr_filter;
 use crate::operator::Operator;
-use crate::registers;
+use crate::pinning::Place;
+use crate::registers::Entry;
 use crate::serial_to;
 use crate::signals::{self, Signals};
 use crate::stats::VcpuStats;
 use crate::stats_file;
 use crate::terminal::Taken;
+use crate::test_device;
 use crate::timeline::Timeline;
+use crate::timers::TimerPlan;
 use crate::topology::Topology;
 use crate::vcpu::{self, Peripherals};
 use devices::serial::Serial;
@@ -70,6 +74,8 @@ pub struct Shared {
     pub marks: Arc<Marks>,
     /// The guest's time.
     pub timeline: Arc<Timeline>,
+    /// Who serves the vCPUs' timers.
+    pub housekeeping: Housekeeping,
     /// What the HPET counts.
     pub hpet: Option<hpet::Meters>,
     // Outlives the VM's memory slots.
@@ -89,33 +95,36 @@ impl Machine {
 
         // KVM, and what it can do.
         let kvm = host::open_kvm()?;
-        let topology = topology(options, &kvm)?;
+        let topology = options.topology()?;
+        let most_id = check_cpus(&topology, &kvm)?;
+        let cpus = topology.cpus() as u32;
         let features = hyperv_features(options, &kvm)?;
         let user_hyperv = features.is_some() && options.hv_impl != HvImpl::Kernel;
+        let timers = TimerPlan::new(options, cpus, &kvm)?;
         let vm = kvm.create_vm().map_err(|e| Error::new(format!("/dev/kvm: no VM ({e})")))?;
         let vm = Arc::new(vm);
-        irqchip::create(&vm)?;
-        msr_filter::install(&vm, user_hyperv)?;
+        irqchip::create(&vm, most_id)?;
+        msr_filter::install(&vm, user_hyperv, timers.offload)?;
         marks.note("kvm ready", None);
 
         // Memory, and what the guest finds in it.
         let memory = memory::allocate(options.memory)?;
         let free_slot = memory::register(&vm, &memory)?;
         marks.note("memory", None);
-        let kernel = loader::load_kernel(&memory, kernel_path)?;
-        loader::check_cmdline(&kernel, &options.cmdline)?;
+        let kernel = loader::load_kernel(&memory, kernel_path, options.boot)?;
+        let cmdline = loader::cmdline(&kernel, kernel_path, options.cmdline.as_deref())?;
         let initrd = match &options.initrd {
             Some(path) => Some(loader::load_initrd(&memory, &kernel, path)?),
+            None if options.debug_exit && matches!(kernel.protocol, Protocol::Multiboot) => {
+                Some(loader::load_environment(&memory, &kernel, cpus, options.memory)?)
+            }
             None => None,
         };
-        boot_params::write(&memory, options.memory, &kernel, &options.cmdline, initrd)?;
-        registers::write_tables(&memory)
-            .map_err(|e| Error::new(format!("cannot write the boot tables ({e})")))?;
+        let entry = boot::hand_over(&memory, options.memory, &kernel, &cmdline, initrd)?;
         marks.note("kernel loaded", None);
 
         // The boot vCPU comes first: it tells how the guest's TSC runs.
-        let cpus = options.cpus as usize;
-        let lifecycle = Arc::new(Lifecycle::new(cpus)?);
+        let lifecycle = Arc::new(Lifecycle::new(cpus as usize)?);
         let boot = create_vcpu(&vm, topology.apic_id(0))?;
         let tsc_hz = u64::from(boot.get_tsc_khz().unwrap_or(0)) * 1000;
         let wanted = crate::tsc::read().wrapping_neg();
@@ -127,10 +136,16 @@ impl Machine {
                      (KVM_VCPU_TSC_OFFSET, Linux 5.16); use --hv-impl kernel",
                 ));
             }
+            Err(_) if timers.offload => {
+                return Err(Error::new(
+                    "--lapic-timer offload: this host's KVM does not tell where a guest's TSC \
+                     stands (KVM_VCPU_TSC_OFFSET, Linux 5.16); use --lapic-timer kernel",
+                ));
+            }
             Err(_) => wanted,
         };
         let timeline = Arc::new(Timeline::start(tsc_hz, offset)?);
-        let hyperv_leaves = features.map(|f| cpuid_leaves(&f, options.cpus));
+        let hyperv_leaves = features.map(|f| cpuid_leaves(&f, cpus));
         let supported = kvm
             .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
             .map_err(|e| Error::new(format!("/dev/kvm: KVM_GET_SUPPORTED_CPUID fails ({e})")))?;
@@ -144,42 +159,50 @@ impl Machine {
         // Devices.
         let console = Console::start(output)?;
         let room = input::room_signal()?;
-        let serial = board::serial_port(&vm, &console, &room)?;
+        let serial = board::serial_port(&vm, &console, &room, &marks)?;
         let hpet = hpet::Board::build(options, &vm, free_slot, &lifecycle, &timeline)?;
         let hpet_id = hpet.as_ref().map(hpet::Board::id);
         acpi::write(&memory, &acpi::Machine { topology, hpet_id }).map_err(Error::new)?;
         let counted = Arc::new(OnceLock::new());
-        let (ports, mut mmio) = board::buses(&serial, &lifecycle, &timeline, &marks, &counted);
+        let (mut ports, mut mmio) = board::buses(&serial, &lifecycle, &timeline, &marks, &counted);
+        if options.debug_exit {
+            ports.extend(test_device::ports(&vm, &memory, &lifecycle, &console));
+        }
         mmio.extend(hpet.as_ref().map(hpet::Board::range));
         let (ports, mmio) = (board::bus(ports)?, board::bus(mmio)?);
         let stats: Arc<[VcpuStats]> =
             (0..cpus).map(|_| VcpuStats::new(ports.names().len(), mmio.names().len())).collect();
         let _ = counted.set(stats.clone());
+        let stimer_lines = timers.stimer_lines(&vm, topology);
         let hyperv = features
             .filter(|_| user_hyperv)
-            .map(|f| HyperV::new(f, options.cpus, timeline.clone(), memory.clone()));
+            .map(|f| HyperV::new(f, stimer_lines, timeline.clone(), memory.clone()));
+        let lapic_timers = timers.lapic_timers(&vm, topology, &timeline);
+        let places = timers.places.clone();
+        let housekeeping = timers.start(hyperv.as_ref(), &lapic_timers, &timeline)?;
         let shared = Arc::new(Shared {
             lifecycle,
-            peripherals: Peripherals { ports, mmio, hyperv },
+            peripherals: Peripherals { ports, mmio, hyperv, lapic_timers },
             stats,
             marks,
             timeline,
+            housekeeping,
             hpet: hpet.as_ref().map(hpet::Board::meters),
             _memory: memory,
         });
 
         // Threads, each of which makes its own vCPU.
-        let mut boot = Some((boot, kernel.entry));
+        let mut boot = Some((boot, entry));
         let seed = VcpuSeed { vm: vm.clone(), template: Arc::new(template), topology, offset };
         let (ready, when_ready) = mpsc::channel();
-        let mut threads = Vec::with_capacity(cpus);
-        for index in 0..options.cpus {
+        let mut threads = Vec::with_capacity(cpus as usize);
+        for (index, place) in (0..cpus).zip(places) {
             let thread =
-                spawn_vcpu(index, boot.take(), seed.clone(), shared.clone(), ready.clone());
+                spawn_vcpu(index, place, boot.take(), seed.clone(), shared.clone(), ready.clone());
             threads.push(thread?);
         }
         drop(ready);
-        for outcome in when_ready.iter().take(cpus) {
+        for outcome in when_ready.iter() {
             if let Err(e) = outcome {
                 shared.lifecycle.end(Ending::Refused(e.to_string()));
                 return Err(e);
@@ -237,6 +260,9 @@ impl Machine {
         if dropped > 0 {
             log::warn!("{dropped} bytes of console output were dropped: stdout was not read");
         }
+        if options.boot_timer {
+            eprint!("{}", self.shared.marks.table());
+        }
         if let Some(path) = &options.stats {
             stats_file::write(path, &self.shared, &ending)?;
         }
@@ -244,17 +270,24 @@ impl Machine {
     }
 }
 
-fn topology(options: &RunOptions, kvm: &Kvm) -> Result<Topology> {
-    let topology = Topology::one_socket(options.cpus);
+/// Whether we and the host's KVM take so many vCPUs and such APIC ids; returns
+/// the highest id.
+fn check_cpus(topology: &Topology, kvm: &Kvm) -> Result<u32> {
+    let cpus = topology.cpus();
     let most = (kvm.get_max_vcpus() as u64).min(u64::from(MOST_CPUS));
-    if topology.cpus() > most {
+    if cpus > most {
+        let whose =
+            if most < u64::from(MOST_CPUS) { "this host's KVM_CAP_MAX_VCPUS" } else { "ours" };
+        return Err(Error::new(format!("--cpus {cpus}: the most here is {most} ({whose})")));
+    }
+    let (id, ids) = (topology.apic_id(cpus as u32 - 1), kvm.get_max_vcpu_id());
+    if id as usize >= ids {
         return Err(Error::new(format!(
-            "--cpus {}: the most here is {most} ({})",
-            topology.cpus(),
-            if most < u64::from(MOST_CPUS) { "this host's KVM_CAP_MAX_VCPUS" } else { "ours" }
+            "--topology {topology}: makes APIC id {id}, and this host's KVM takes ids below {ids} \
+             (KVM_CAP_MAX_VCPU_ID); powers of two of cores and threads leave no gaps"
         )));
     }
-    Ok(topology)
+    Ok(id)
 }
 
 /// What the guest is shown of Hyper-V, if anything.
@@ -269,8 +302,8 @@ fn hyperv_features(options: &RunOptions, kvm: &Kvm) -> Result<Option<Features>> 
     }
     Ok(Some(Features {
         ref_counter: true,
-        tsc_page: options.hv_tsc_page,
-        stimer: false,
+        tsc_page: options.tsc_page(),
+        stimer: options.hv_stimer,
         invariant_tsc: false,
     }))
 }
@@ -292,7 +325,7 @@ struct VcpuSeed {
 
 impl VcpuSeed {
     /// Makes vCPU `index`, or finishes the boot vCPU that exists already.
-    fn grow(&self, index: u32, boot: Option<(VcpuFd, u64)>) -> Result<VcpuFd> {
+    fn grow(&self, index: u32, boot: Option<(VcpuFd, Entry)>) -> Result<VcpuFd> {
         let (vcpu, entry) = match boot {
             Some((vcpu, entry)) => (vcpu, Some(entry)),
             None => {
@@ -312,7 +345,8 @@ impl VcpuSeed {
 
 fn spawn_vcpu(
     index: u32,
-    boot: Option<(VcpuFd, u64)>,
+    place: Place,
+    boot: Option<(VcpuFd, Entry)>,
     seed: VcpuSeed,
     shared: Arc<Shared>,
     ready: mpsc::Sender<Result<()>>,
@@ -321,14 +355,16 @@ fn spawn_vcpu(
         .name(format!("vcpu{index}"))
         .spawn(move || {
             signals::leave_to_main();
-            let grown = seed.grow(index, boot);
+            let grown = place.take("--pin").and_then(|()| seed.grow(index, boot));
             drop(seed);
             let told = match grown {
                 Ok(vcpu) => {
                     let told = ready.send(Ok(()));
                     drop(ready);
                     let i = index as usize;
-                    vcpu::run(vcpu, i, &shared.lifecycle, &shared.peripherals, &shared.stats[i]);
+                    let enters = || shared.marks.vcpu_enters(index, shared.stats.len());
+                    let (lifecycle, peripherals) = (&shared.lifecycle, &shared.peripherals);
+                    vcpu::run(vcpu, i, lifecycle, peripherals, &shared.stats[i], enters);
                     told
                 }
                 Err(e) => ready.send(Err(e)),

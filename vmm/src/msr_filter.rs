@@ -15,12 +15,14 @@ pub const MSR_IA32_TSC_ADJUST: u32 = 0x3b;
 /// Deadline of the local APIC timer, in TSC cycles.
 pub const MSR_IA32_TSC_DEADLINE: u32 = 0x6e0;
 
-/// Asks KVM to send unknown and refused MSR accesses here, and with `hyperv`
-/// those of the Hyper-V range and the writes that would move a vCPU's TSC.
+/// Asks KVM to send unknown and refused MSR accesses here; with `hyperv` those of
+/// the Hyper-V range, with `tsc_deadline` those of [`MSR_IA32_TSC_DEADLINE`], and
+/// with either the writes that would move a vCPU's TSC.
 ///
 /// A vCPU whose TSC moved would read another time from the TSC page than its
-/// neighbours, so the guest may read but not move it.
-pub fn install(vm: &VmFd, hyperv: bool) -> Result<()> {
+/// neighbours, and its deadlines would not be where we wait for them, so the guest
+/// may read but not move it.
+pub fn install(vm: &VmFd, hyperv: bool, tsc_deadline: bool) -> Result<()> {
     let reasons =
         KVM_MSR_EXIT_REASON_FILTER | KVM_MSR_EXIT_REASON_UNKNOWN | KVM_MSR_EXIT_REASON_INVAL;
     let capability = kvm_enable_cap {
@@ -29,14 +31,16 @@ pub fn install(vm: &VmFd, hyperv: bool) -> Result<()> {
         ..Default::default()
     };
     let enabled = vm.enable_cap(&capability);
-    if !hyperv {
+    let flag = if hyperv { "--hv-tsc-page" } else { "--lapic-timer offload" };
+    if !hyperv && !tsc_deadline {
         // Only statistics lose something.
         return Ok(());
     }
     enabled.map_err(|e| {
         Error::new(format!(
-            "--hv-tsc-page: this host's KVM cannot send MSR accesses to user space ({e}); it \
-             takes Linux 5.10, or use --hv-impl kernel"
+            "{flag}: this host's KVM cannot send MSR accesses to user space ({e}); it \
+             takes Linux 5.10, or use {}",
+            if hyperv { "--hv-impl kernel" } else { "--lapic-timer kernel" }
         ))
     })?;
     // A cleared bit denies the access, which then exits to us.
@@ -44,13 +48,16 @@ pub fn install(vm: &VmFd, hyperv: bool) -> Result<()> {
     let none = [0u8; COUNT.div_ceil(8) as usize];
     let range = |flags, base, msr_count| MsrFilterRange { flags, base, msr_count, bitmap: &none };
     let both = MsrFilterRangeFlags::READ | MsrFilterRangeFlags::WRITE;
-    vm.set_msr_filter(
-        MsrFilterDefaultAction::ALLOW,
-        &[
-            range(both, *msr::RANGE.start(), COUNT),
-            range(MsrFilterRangeFlags::WRITE, MSR_IA32_TSC, 1),
-            range(MsrFilterRangeFlags::WRITE, MSR_IA32_TSC_ADJUST, 1),
-        ],
-    )
-    .map_err(|e| Error::new(format!("--hv-tsc-page: this host's KVM refuses the MSR filter ({e})")))
+    let mut ranges = vec![
+        range(MsrFilterRangeFlags::WRITE, MSR_IA32_TSC, 1),
+        range(MsrFilterRangeFlags::WRITE, MSR_IA32_TSC_ADJUST, 1),
+    ];
+    if hyperv {
+        ranges.push(range(both, *msr::RANGE.start(), COUNT));
+    }
+    if tsc_deadline {
+        ranges.push(range(both, MSR_IA32_TSC_DEADLINE, 1));
+    }
+    vm.set_msr_filter(MsrFilterDefaultAction::ALLOW, &ranges)
+        .map_err(|e| Error::new(format!("{flag}: this host's KVM refuses the MSR filter ({e})")))
 }

@@ -85,8 +85,9 @@ impl Place {
     /// One line: the CPU is not for this process, or real time is not for this user.
     pub fn take(self, flag: &str) -> Result<()> {
         if let Some(cpu) = self.cpu {
-            set_affinity(cpu)
-                .map_err(|e| Error::new(format!("{flag}: this process may not use CPU {cpu} ({e})")))?;
+            set_affinity(cpu).map_err(|e| {
+                Error::new(format!("{flag}: this process may not use CPU {cpu} ({e})"))
+            })?;
         }
         if let Some(priority) = self.rt_priority {
             set_fifo(priority).map_err(|e| {

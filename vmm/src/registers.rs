@@ -1,6 +1,6 @@
 //! What a vCPU starts with: registers, MSRs, local APIC pins.
 
-use crate::layout::{BOOT_PARAMS, GDT, HOLE_END, PAGE_TABLES};
+use crate::layout::{GDT, HOLE_END, PAGE_TABLES};
 use crate::memory::GuestMemory;
 use kvm_bindings::{
     Msrs, kvm_fpu, kvm_lapic_state, kvm_msr_entry, kvm_regs, kvm_segment, kvm_sregs,
@@ -34,12 +34,48 @@ const LVT_LINT1: usize = 0x360;
 const DELIVER_NMI: u32 = 4 << 8;
 const DELIVER_EXTINT: u32 = 7 << 8;
 
-/// Writes the descriptor table and the identity page tables of the boot vCPU.
-pub fn write_tables(memory: &GuestMemory) -> Result<(), GuestMemoryError> {
-    let gdt: [u64; 4] = [0, 0, descriptor(0xa09b), descriptor(0xc093)];
+/// Where and how the boot vCPU starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Entry {
+    /// 64-bit mode on identity page tables (boot.rst "64-bit Boot Protocol").
+    Long64 {
+        /// First instruction, guest-physical.
+        rip: u64,
+        /// The zero page.
+        rsi: u64,
+    },
+    /// Flat 32-bit protected mode without paging: boot.rst "32-bit Boot Protocol", the PVH
+    /// start-of-day state, Multiboot 0.6.96 §3.2. They differ in registers alone.
+    Protected32 {
+        /// First instruction, guest-physical.
+        eip: u32,
+        /// Multiboot's magic number.
+        eax: u32,
+        /// PVH's start info, or Multiboot's information.
+        ebx: u32,
+        /// Linux's zero page.
+        esi: u32,
+    },
+}
+
+/// Writes the descriptor table of the boot vCPU, and its page tables if `entry` wants any.
+pub fn write_tables(memory: &GuestMemory, entry: Entry) -> Result<(), GuestMemoryError> {
+    let code = match entry {
+        Entry::Long64 { .. } => 0xa09b,
+        Entry::Protected32 { .. } => 0xc09b,
+    };
+    let gdt: [u64; 4] = [0, 0, descriptor(code), descriptor(0xc093)];
     for (i, entry) in (0..).zip(gdt) {
         memory.write_obj(entry, GuestAddress(GDT + 8 * i))?;
     }
+    match entry {
+        Entry::Long64 { .. } => write_page_tables(memory),
+        Entry::Protected32 { .. } => Ok(()),
+    }
+}
+
+/// Maps the first 4 GiB one to one.
+fn write_page_tables(memory: &GuestMemory) -> Result<(), GuestMemoryError> {
     const PRESENT_WRITABLE: u64 = 3;
     const HUGE: u64 = 1 << 7;
     let (pml4, pdpt, pd) = (PAGE_TABLES, PAGE_TABLES + 0x1000, PAGE_TABLES + 0x2000);
@@ -74,23 +110,41 @@ fn flat_segment(selector: u16, type_: u8, long: bool) -> kvm_segment {
     }
 }
 
-/// Puts the boot vCPU at `entry` in 64-bit mode, as boot.rst "64-bit Boot
-/// Protocol" asks: paging on, interrupts off, RSI at the zero page.
-pub fn set_boot_state(vcpu: &VcpuFd, entry: u64) -> Result<(), SetupError> {
-    let regs = kvm_regs { rflags: 2, rip: entry, rsi: BOOT_PARAMS, ..Default::default() };
+/// Puts the boot vCPU at `entry`, interrupts off.
+pub fn set_boot_state(vcpu: &VcpuFd, entry: Entry) -> Result<(), SetupError> {
+    let regs = match entry {
+        Entry::Long64 { rip, rsi } => kvm_regs { rip, rsi, ..Default::default() },
+        Entry::Protected32 { eip, eax, ebx, esi } => kvm_regs {
+            rip: eip.into(),
+            rax: eax.into(),
+            rbx: ebx.into(),
+            rsi: esi.into(),
+            ..Default::default()
+        },
+    };
+    let regs = kvm_regs { rflags: 2, ..regs };
     vcpu.set_regs(&regs).map_err(|e| ("KVM_SET_REGS", e))?;
     let mut sregs: kvm_sregs = vcpu.get_sregs().map_err(|e| ("KVM_GET_SREGS", e))?;
+    let long = matches!(entry, Entry::Long64 { .. });
     sregs.gdt.base = GDT;
     sregs.gdt.limit = 31;
     sregs.idt.base = 0;
     sregs.idt.limit = 0;
-    sregs.cs = flat_segment(BOOT_CS, 0xb, true);
+    sregs.cs = flat_segment(BOOT_CS, 0xb, long);
     let data = flat_segment(BOOT_DS, 0x3, false);
     (sregs.ds, sregs.es, sregs.ss, sregs.fs, sregs.gs) = (data, data, data, data, data);
-    sregs.cr0 = CR0_PE | CR0_ET | CR0_PG;
-    sregs.cr3 = PAGE_TABLES;
-    sregs.cr4 = CR4_PAE;
-    sregs.efer = EFER_LME | EFER_LMA;
+    if long {
+        sregs.cr0 = CR0_PE | CR0_ET | CR0_PG;
+        sregs.cr3 = PAGE_TABLES;
+        sregs.cr4 = CR4_PAE;
+        sregs.efer = EFER_LME | EFER_LMA;
+    } else {
+        // PVH: a busy 32-bit TSS at 0 with limit 0x67.
+        sregs.tr = kvm_segment { limit: 0x67, type_: 0xb, present: 1, s: 0, ..Default::default() };
+        sregs.cr0 = CR0_PE | CR0_ET;
+        sregs.cr4 = 0;
+        sregs.efer = 0;
+    }
     vcpu.set_sregs(&sregs).map_err(|e| ("KVM_SET_SREGS", e))
 }
 
@@ -159,12 +213,13 @@ mod tests {
     fn descriptors_are_flat() {
         assert_eq!(descriptor(0xa09b), 0x00af_9b00_0000_ffff);
         assert_eq!(descriptor(0xc093), 0x00cf_9300_0000_ffff);
+        assert_eq!(descriptor(0xc09b), 0x00cf_9b00_0000_ffff);
     }
 
     #[test]
     fn the_identity_map_reaches_4_gib() {
         let memory = GuestMemory::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
-        write_tables(&memory).unwrap();
+        write_tables(&memory, Entry::Long64 { rip: 0, rsi: 0 }).unwrap();
         let last: u64 = memory.read_obj(GuestAddress(PAGE_TABLES + 0x2000 + 8 * 2047)).unwrap();
         assert_eq!(last, 0xffe0_0000 | 0x83);
     }

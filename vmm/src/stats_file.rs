@@ -3,6 +3,7 @@
 use crate::ending::Ending;
 use crate::error::{Error, Result};
 use crate::host::HostKind;
+use crate::housekeeping::Tally;
 use crate::hpet;
 use crate::machine::Shared;
 use crate::marks::Mark;
@@ -26,6 +27,7 @@ struct Report {
     exits: Exits,
     #[serde(skip_serializing_if = "Option::is_none")]
     hpet: Option<hpet::Report>,
+    housekeeping: Vec<Tally>,
 }
 
 const METHOD: &str =
@@ -51,6 +53,7 @@ pub fn write(path: &Path, shared: &Shared, ending: &Ending) -> Result<()> {
         marks: shared.marks.list(),
         exits: stats::gather(&vcpus, peripherals.ports.names(), peripherals.mmio.names(), tsc_hz),
         hpet: shared.hpet.as_ref().map(hpet::Meters::report),
+        housekeeping: shared.housekeeping.tallies(),
     };
     let failed = |e: &dyn std::fmt::Display| Error::new(format!("--stats {}: {e}", path.display()));
     let file = File::create(path).map_err(|e| failed(&e))?;

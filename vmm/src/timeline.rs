@@ -79,6 +79,16 @@ impl Timeline {
         tsc::read_ordered().wrapping_add(self.tsc_offset)
     }
 
+    /// The first moment, in units of 10 ns of reference time, at which the guest's
+    /// TSC is at or past `tsc`; `u64::MAX` if that is beyond all time.
+    ///
+    /// `tsc` must not lie before the machine's start.
+    pub fn first_10ns_after(&self, tsc: u64) -> u64 {
+        let clock = self.clock();
+        let ticks = clock.ticks(tsc).0;
+        if ticks < u64::MAX / 10 { clock.ticks_10ns(tsc) + 1 } else { u64::MAX }
+    }
+
     /// Reference time in units of 100 ns: the reference counter.
     pub fn now(&self) -> Ticks100ns {
         self.latch.sample(|clock| clock.ticks(self.guest_tsc()))

@@ -1,6 +1,7 @@
 //! Sockets, cores and threads, and the APIC ids that tell of them.
 
 use crate::error::{Error, Result};
+use std::fmt;
 use std::str::FromStr;
 
 /// A regular topology: every socket has the same cores, every core the same threads.
@@ -45,6 +46,12 @@ impl Topology {
     }
 }
 
+impl fmt::Display for Topology {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sockets={},cores={},threads={}", self.sockets, self.cores, self.threads)
+    }
+}
+
 /// Bits needed to number `count` things.
 fn width(count: u32) -> u32 {
     count.max(1).next_power_of_two().trailing_zeros()
@@ -55,7 +62,7 @@ impl FromStr for Topology {
 
     /// Reads `sockets=S,cores=C,threads=T`; what is not named is 1.
     fn from_str(text: &str) -> Result<Self> {
-        let wrong = || Error::new(format!("--topology {text}: write sockets=S,cores=C,threads=T"));
+        let wrong = || Error::new("write sockets=S,cores=C,threads=T, each from 1 to 1024");
         let mut topology = Topology { sockets: 1, cores: 1, threads: 1 };
         for part in text.split(',') {
             let (name, value) = part.split_once('=').ok_or_else(wrong)?;

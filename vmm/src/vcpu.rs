@@ -3,9 +3,10 @@
 use crate::cpuid::Template;
 use crate::ending::Ending;
 use crate::hyperv::HyperV;
+use crate::lapic_timer::{LapicTimer, LocalVector};
 use crate::lifecycle::{Lifecycle, Seat, State};
-use crate::msr_filter::{MSR_IA32_TSC, MSR_IA32_TSC_ADJUST};
-use crate::registers::{self, SetupError};
+use crate::msr_filter::{MSR_IA32_TSC, MSR_IA32_TSC_ADJUST, MSR_IA32_TSC_DEADLINE};
+use crate::registers::{self, Entry, SetupError};
 use crate::stats::{Access, Subject, VcpuStats};
 use crate::tsc;
 use devices::bus::Bus;
@@ -14,7 +15,9 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use pvclock::hyperv::{MsrRead, MsrWrite};
-use vmm_sys_util::ioctl::ioctl_with_ref;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
+use vmm_sys_util::ioctl::{ioctl_with_mut_ref, ioctl_with_ref};
 
 mod ioctl {
     #![allow(missing_docs)] // the macro's function takes no comment
@@ -24,6 +27,12 @@ mod ioctl {
         kvm_bindings::KVMIO,
         0xe1,
         kvm_bindings::kvm_device_attr
+    );
+    vmm_sys_util::ioctl_ior_nr!(
+        KVM_GET_LAPIC,
+        kvm_bindings::KVMIO,
+        0x8e,
+        kvm_bindings::kvm_lapic_state
     );
 }
 
@@ -35,6 +44,8 @@ pub struct Peripherals {
     pub mmio: Bus,
     /// The Hyper-V clock, if this process serves it.
     pub hyperv: Option<HyperV>,
+    /// The local APIC timers, if this process serves them: one a vCPU.
+    pub lapic_timers: Vec<Arc<LapicTimer>>,
 }
 
 /// What follows from an exit.
@@ -49,12 +60,14 @@ pub enum Action {
 }
 
 /// Answers one exit of vCPU `index`. `item_size` is the operand size in bytes
-/// of a port access, which a string instruction repeats.
+/// of a port access, which a string instruction repeats; `local_vector` reads that
+/// of the vCPU's timer.
 pub fn handle_exit(
     exit: VcpuExit<'_>,
     item_size: usize,
     index: usize,
     peripherals: &Peripherals,
+    local_vector: impl Fn() -> LocalVector,
 ) -> (Subject, Action) {
     let (subject, action) = match exit {
         VcpuExit::IoIn(port, data) => {
@@ -81,7 +94,7 @@ pub fn handle_exit(
         }
         VcpuExit::X86Rdmsr(exit) => {
             let msr = exit.index;
-            match read_msr(index, msr, peripherals) {
+            match read_msr(index, msr, peripherals, local_vector) {
                 Some(value) => *exit.data = value,
                 None => *exit.error = 1,
             }
@@ -89,7 +102,7 @@ pub fn handle_exit(
         }
         VcpuExit::X86Wrmsr(exit) => {
             let msr = exit.index;
-            if !write_msr(index, msr, exit.data, peripherals) {
+            if !write_msr(index, msr, exit.data, peripherals, local_vector) {
                 *exit.error = 1;
             }
             (Subject::Msr(Access::Write, msr), Action::Continue)
@@ -114,7 +127,17 @@ pub fn handle_exit(
 }
 
 /// The value that RDMSR gets, or `None` for #GP.
-fn read_msr(index: usize, msr: u32, peripherals: &Peripherals) -> Option<u64> {
+fn read_msr(
+    index: usize,
+    msr: u32,
+    peripherals: &Peripherals,
+    local_vector: impl Fn() -> LocalVector,
+) -> Option<u64> {
+    if msr == MSR_IA32_TSC_DEADLINE
+        && let Some(timer) = peripherals.lapic_timers.get(index)
+    {
+        return Some(timer.read(local_vector()));
+    }
     match peripherals.hyperv.as_ref()?.read_msr(index, msr) {
         MsrRead::Handled(value) => Some(value),
         MsrRead::Fault | MsrRead::NotHandled => None,
@@ -122,14 +145,36 @@ fn read_msr(index: usize, msr: u32, peripherals: &Peripherals) -> Option<u64> {
 }
 
 /// Whether WRMSR succeeds; otherwise the guest gets #GP.
-fn write_msr(index: usize, msr: u32, value: u64, peripherals: &Peripherals) -> bool {
-    let Some(hyperv) = &peripherals.hyperv else { return false };
-    match hyperv.write_msr(index, msr, value) {
+fn write_msr(
+    index: usize,
+    msr: u32,
+    value: u64,
+    peripherals: &Peripherals,
+    local_vector: impl Fn() -> LocalVector,
+) -> bool {
+    if msr == MSR_IA32_TSC_DEADLINE
+        && let Some(timer) = peripherals.lapic_timers.get(index)
+    {
+        timer.write(value, local_vector());
+        return true;
+    }
+    let hyperv = peripherals.hyperv.as_ref();
+    match hyperv.map_or(MsrWrite::NotHandled, |hyperv| hyperv.write_msr(index, msr, value)) {
         MsrWrite::Handled(_) => true,
         MsrWrite::Fault => false,
         // Taken and dropped: a moved TSC would make this vCPU's clock differ.
         MsrWrite::NotHandled => matches!(msr, MSR_IA32_TSC | MSR_IA32_TSC_ADJUST),
     }
+}
+
+/// The local vector of a vCPU's timer; the calling thread must be the vCPU's, or
+/// the call waits until the vCPU leaves the guest.
+fn local_vector(vcpu: BorrowedFd<'_>) -> LocalVector {
+    let mut lapic = kvm_bindings::kvm_lapic_state::default();
+    // SAFETY: fills `lapic`, the structure that this call is defined for. It fails
+    // only without a local APIC in the kernel, and leaves an idle timer.
+    unsafe { ioctl_with_mut_ref(&vcpu, ioctl::KVM_GET_LAPIC(), &mut lapic) };
+    LocalVector::of(&lapic)
 }
 
 /// Why a vCPU's TSC cannot be placed on the host's exactly.
@@ -169,7 +214,7 @@ pub fn set_up(
     vcpu: &VcpuFd,
     index: u32,
     template: &Template,
-    entry: Option<u64>,
+    entry: Option<Entry>,
 ) -> Result<(), SetupError> {
     let cpuid = template
         .for_vcpu(index)
@@ -182,16 +227,24 @@ pub fn set_up(
     }
 }
 
-/// Runs the guest on this thread until the machine ends.
+/// Runs the guest on this thread until the machine ends; `enters` is called
+/// right before the first KVM_RUN, if there is one.
 pub fn run(
     mut vcpu: VcpuFd,
     index: usize,
     lifecycle: &Lifecycle,
     peripherals: &Peripherals,
     stats: &VcpuStats,
+    enters: impl FnOnce(),
 ) {
     let run: *mut kvm_run = vcpu.get_kvm_run();
     let seat = Seat::new(lifecycle, index, run);
+    if lifecycle.state() == State::Running || lifecycle.park() {
+        enters();
+    }
+    // SAFETY: `vcpu` lives to the end of this function and keeps the descriptor
+    // open. Not a borrow of `vcpu`, because an exit borrows all of that.
+    let fd = unsafe { BorrowedFd::borrow_raw(vcpu.as_raw_fd()) };
     loop {
         if lifecycle.state() != State::Running {
             if !lifecycle.park() {
@@ -208,7 +261,7 @@ pub fn run(
                 // inside KVM_RUN, and `exit` borrows other bytes of it. Any union
                 // member may be read as plain bytes; it matters for port exits only.
                 let item_size = usize::from(unsafe { (*run).__bindgen_anon_1.io.size });
-                handle_exit(exit, item_size, index, peripherals)
+                handle_exit(exit, item_size, index, peripherals, || local_vector(fd))
             }
             Err(e) if matches!(e.errno(), libc::EINTR | libc::EAGAIN) => {
                 vcpu.set_kvm_immediate_exit(0);
@@ -263,7 +316,7 @@ mod tests {
     use super::*;
     use devices::bus::{Device, Range};
     use kvm_ioctls::{MsrExitReason, ReadMsrExit, WriteMsrExit};
-    use std::sync::{Arc, Mutex};
+    use std::sync::Mutex;
 
     #[derive(Default)]
     struct Log(Mutex<Vec<Vec<u8>>>);
@@ -283,16 +336,21 @@ mod tests {
             ports: Bus::new(vec![range(0x3f8)]).unwrap(),
             mmio: Bus::new(vec![range(0xfed0_0000)]).unwrap(),
             hyperv: None,
+            lapic_timers: vec![],
         }
+    }
+
+    fn no_timer() -> LocalVector {
+        LocalVector(1 << 16)
     }
 
     #[test]
     fn a_string_instruction_is_many_accesses() {
         let device = Arc::new(Log::default());
         let p = peripherals(device.clone());
-        let (subject, action) = handle_exit(VcpuExit::IoOut(0x3f8, b"ab"), 1, 0, &p);
+        let (subject, action) = handle_exit(VcpuExit::IoOut(0x3f8, b"ab"), 1, 0, &p, no_timer);
         assert_eq!((subject, action), (Subject::Port(Access::Write, Some(0)), Action::Continue));
-        handle_exit(VcpuExit::IoOut(0x3f8, b"cd"), 2, 0, &p);
+        handle_exit(VcpuExit::IoOut(0x3f8, b"cd"), 2, 0, &p, no_timer);
         assert_eq!(*device.0.lock().unwrap(), [b"a".to_vec(), b"b".to_vec(), b"cd".to_vec()]);
     }
 
@@ -300,7 +358,7 @@ mod tests {
     fn what_nobody_claims_reads_as_ones() {
         let p = peripherals(Default::default());
         let mut data = [0; 4];
-        let (subject, _) = handle_exit(VcpuExit::MmioRead(0x1000, &mut data), 0, 0, &p);
+        let (subject, _) = handle_exit(VcpuExit::MmioRead(0x1000, &mut data), 0, 0, &p, no_timer);
         assert_eq!(subject, Subject::Mmio(Access::Read, None));
         assert_eq!(data, [0xff; 4]);
     }
@@ -315,19 +373,19 @@ mod tests {
             index: 0x4000_0020,
             data: &mut data,
         };
-        handle_exit(VcpuExit::X86Rdmsr(exit), 0, 0, &p);
+        handle_exit(VcpuExit::X86Rdmsr(exit), 0, 0, &p, no_timer);
         assert_eq!(error, 1);
         let mut error = 0;
         let exit =
             WriteMsrExit { error: &mut error, reason: MsrExitReason::Unknown, index: 1, data: 0 };
-        handle_exit(VcpuExit::X86Wrmsr(exit), 0, 0, &p);
+        handle_exit(VcpuExit::X86Wrmsr(exit), 0, 0, &p, no_timer);
         assert_eq!(error, 1);
     }
 
     #[test]
     fn a_triple_fault_ends_the_machine() {
         let p = peripherals(Default::default());
-        let (_, action) = handle_exit(VcpuExit::Shutdown, 0, 0, &p);
+        let (_, action) = handle_exit(VcpuExit::Shutdown, 0, 0, &p, no_timer);
         assert_eq!(action, Action::End(Ending::TripleFault));
     }
 }

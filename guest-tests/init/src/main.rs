@@ -38,6 +38,7 @@ fn main() -> ExitCode {
 
 /// Process 1: sets the machine up, runs the jobs and turns the machine off.
 fn boot() -> ! {
+    marks::mark(marks::INIT);
     for failure in system::mount_all() {
         report::error("init", &failure);
     }

@@ -140,16 +140,24 @@ mod tests {
         let clock = Arc::new(Monotonic(Instant::now()));
         let alarm = Alarm::new(clock.clone());
         let lifecycle = Lifecycle::new(0).unwrap();
+        lifecycle.resume();
         let (sender, expiries) = mpsc::channel();
+        /// A failed test must not leave the thread waiting.
+        struct Stop<'a>(&'a Alarm, &'a Lifecycle);
+        impl Drop for Stop<'_> {
+            fn drop(&mut self) {
+                self.1.end(Ending::Quit);
+                self.0.stop();
+            }
+        }
         std::thread::scope(|scope| {
+            let _stop = Stop(&alarm, &lifecycle);
             scope.spawn(|| {
                 alarm.run(&lifecycle, || {
                     let _ = sender.send(clock.now_10ns());
                 })
             });
             test(&alarm, &lifecycle, &expiries);
-            lifecycle.end(Ending::Quit);
-            alarm.stop();
         });
     }
 

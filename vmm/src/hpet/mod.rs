@@ -6,9 +6,11 @@ mod interrupts;
 mod page;
 
 use crate::cli::{HpetMode, RunOptions};
+use crate::ending::Ending;
 use crate::error::{Error, Result};
 use crate::layout::HPET;
 use crate::lifecycle::Lifecycle;
+use crate::signals;
 use crate::timeline::Timeline;
 use alarm::Alarm;
 use devices::bus::{Device, Range};
@@ -71,24 +73,19 @@ impl Board {
             None => device,
         });
 
-        let (bell, hands, life) = (alarm.clone(), device.clone(), lifecycle.clone());
-        let _alarm = Helper::start(
-            "hpet-timer",
-            move || bell.run(&life, || hands.expire()),
-            Box::new({
-                let alarm = alarm.clone();
-                move || alarm.stop()
-            }),
-        )?;
-        let _publisher = match &page {
-            None => None,
-            Some(page) => {
-                let (pen, time, life) = (page.clone(), timeline.clone(), lifecycle.clone());
-                let stop = page.clone();
-                let work = move || pen.publish(&*time, &life);
-                Some(Helper::start("hpet-page", work, Box::new(move || stop.stop()))?)
-            }
+        let _alarm = {
+            let (own, other) = (alarm.clone(), alarm.clone());
+            let (hands, life) = (device.clone(), lifecycle.clone());
+            let work = move || own.run(&life, || hands.expire());
+            Helper::start("hpet-timer", lifecycle, work, move || other.stop())?
         };
+        let publisher = |page: &Arc<Page>| {
+            let (own, other) = (page.clone(), page.clone());
+            let (time, life) = (timeline.clone(), lifecycle.clone());
+            let work = move || own.publish(&*time, &life);
+            Helper::start("hpet-page", lifecycle, work, move || other.stop())
+        };
+        let _publisher = page.as_ref().map(publisher).transpose()?;
         Ok(Some(Self { device, meters: Meters { alarm, page }, _alarm, _publisher }))
     }
 
@@ -129,13 +126,23 @@ struct Helper {
 impl Helper {
     fn start(
         name: &str,
+        lifecycle: &Arc<Lifecycle>,
         work: impl FnOnce() + Send + 'static,
-        stop: Box<dyn Fn() + Send + Sync>,
+        stop: impl Fn() + Send + Sync + 'static,
     ) -> Result<Self> {
         let thread = thread::Builder::new()
             .name(name.into())
-            .spawn(work)
+            .spawn(|| {
+                signals::leave_to_main();
+                work();
+            })
             .map_err(|e| Error::new(format!("--hpet: the host starts no {name} thread ({e})")))?;
+        let lifecycle = lifecycle.clone();
+        let stop = Box::new(move || {
+            // It may wait for a machine to go on that was never finished.
+            lifecycle.end(Ending::Refused("the machine was not finished".into()));
+            stop();
+        });
         Ok(Self { stop, thread: Some(thread) })
     }
 }

@@ -1,15 +1,17 @@
-//! A bzImage by the 64-bit boot protocol (Documentation/arch/x86/boot.rst).
+//! A bzImage, by the boot protocol of Documentation/arch/x86/boot.rst: either
+//! its own code unpacks the kernel in the guest, or we do.
 //!
 //! linux-loader copies the protected-mode part; the header's promises are
 //! checked here, because that crate looks at the magic, version and
 //! LOADED_HIGH alone.
 
-use super::Kernel;
+use super::{Boot, Kernel, Protocol, elf, payload};
 use crate::layout::HIGH_MEMORY;
 use crate::memory::{self, GuestMemory};
 use linux_loader::loader::bootparam::{XLF_KERNEL_64, setup_header};
 use linux_loader::loader::{BzImage, KernelLoader};
 use std::fs::File;
+use std::io::{Cursor, Read, Seek, SeekFrom};
 use vm_memory::{ByteValued, GuestAddress};
 
 /// Offset of the setup header in the file.
@@ -17,7 +19,8 @@ const HEADER: usize = 0x1f1;
 /// First protocol version with `pref_address` and `init_size`.
 const VERSION_2_10: u16 = 0x020a;
 const LOADED_HIGH: u8 = 1;
-/// Distance of the 64-bit entry from the start of the protected-mode part.
+/// Distance of the 64-bit entry from the start of the protected-mode part; the
+/// 32-bit entry is the start itself.
 const ENTRY_64: u64 = 0x200;
 
 pub(super) fn load(
@@ -25,19 +28,100 @@ pub(super) fn load(
     file: &mut File,
     length: u64,
     head: &[u8],
+    boot: Boot,
 ) -> Result<Kernel, String> {
     let header = parse(head, length)?;
+    if boot == Boot::Setup {
+        return load_setup(memory, file, header);
+    }
+    let packed = read_payload(file, &header)?;
+    match payload::Format::of(&packed) {
+        Some(format) => load_payload(memory, header, format, &packed),
+        None if boot == Boot::Auto => {
+            log::info!("the payload's format is not known here: the guest unpacks it itself");
+            load_setup(memory, file, header)
+        }
+        None => Err("has a payload of a format that is not known here; use --boot setup".into()),
+    }
+}
+
+fn is_64(header: &setup_header) -> bool {
+    header.xloadflags & XLF_KERNEL_64 != 0
+}
+
+/// The whole image: its own code unpacks the kernel.
+fn load_setup(
+    memory: &GuestMemory,
+    file: &mut File,
+    header: setup_header,
+) -> Result<Kernel, String> {
     let start = place(&header, memory::low_end(memory))?;
     BzImage::load(memory, Some(GuestAddress(start)), file, Some(GuestAddress(HIGH_MEMORY)))
         .map_err(|e| format!("cannot be loaded ({e})"))?;
-    let cmdline_max = header.cmdline_size as usize;
-    Ok(Kernel {
-        entry: start + ENTRY_64,
-        header,
-        occupies: start..start + u64::from(header.init_size),
-        initrd_max: u64::from(header.initrd_addr_max),
-        cmdline_max,
+    let occupies = start..start + u64::from(header.init_size);
+    Ok(if is_64(&header) {
+        kernel(start + ENTRY_64, Protocol::Linux64(header), occupies)
+    } else {
+        kernel(start, Protocol::Linux32(header), occupies)
     })
+}
+
+/// The kernel alone, where it was linked to run.
+fn load_payload(
+    memory: &GuestMemory,
+    header: setup_header,
+    format: payload::Format,
+    packed: &[u8],
+) -> Result<Kernel, String> {
+    let unpacked = payload::unpack(format, packed, memory::low_end(memory))?;
+    let length = unpacked.len() as u64;
+    let mut unpacked = Cursor::new(unpacked);
+    let image = elf::parse(&mut unpacked, length).map_err(|e| format!("has a payload that {e}"))?;
+    if image.long != is_64(&header) {
+        return Err("has a damaged header: its payload is for the other word size".into());
+    }
+    let init_size = u64::from(header.init_size);
+    let protocol = if image.long { Protocol::Linux64(header) } else { Protocol::Linux32(header) };
+    let loaded = image
+        .check_entry(image.entry)
+        .and_then(|entry| Ok((entry, image.copy(memory, &mut unpacked, &protocol)?)));
+    let (entry, segments) = loaded.map_err(|e| format!("has a payload that {e}"))?;
+    log::info!(
+        "unpacked the {format:?} payload: {length} bytes, entered at {entry:#x} where it was \
+         linked to run (KASLR needs --boot setup)"
+    );
+    let end = segments.end.max(segments.start.saturating_add(init_size));
+    Ok(kernel(entry, protocol, segments.start..end))
+}
+
+fn kernel(entry: u64, protocol: Protocol, occupies: std::ops::Range<u64>) -> Kernel {
+    let (initrd_max, cmdline_max) = match &protocol {
+        Protocol::Linux64(h) | Protocol::Linux32(h) => {
+            (u64::from(h.initrd_addr_max), h.cmdline_size as usize)
+        }
+        Protocol::Pvh | Protocol::Multiboot => (0, 0),
+    };
+    Kernel { entry, protocol, occupies, initrd_max, cmdline_max }
+}
+
+/// The bytes at `payload_offset` in the protected-mode part.
+fn read_payload(file: &mut File, header: &setup_header) -> Result<Vec<u8>, String> {
+    let (offset, length) = (u64::from(header.payload_offset), u64::from(header.payload_length));
+    if offset + length > u64::from(header.syssize) * 16 {
+        return Err("has a damaged header: its payload ends beyond the image".into());
+    }
+    let mut packed = Vec::with_capacity(length as usize);
+    file.seek(SeekFrom::Start(setup_bytes(header) + offset))
+        .and_then(|_| file.take(length).read_to_end(&mut packed))
+        .map_err(|e| e.to_string())?;
+    Ok(packed)
+}
+
+/// Bytes before the protected-mode part. `setup_sects` 0 means 4, for the sake
+/// of very old kernels.
+fn setup_bytes(header: &setup_header) -> u64 {
+    let sectors = if header.setup_sects == 0 { 4 } else { u64::from(header.setup_sects) };
+    (sectors + 1) * 512
 }
 
 /// Reads the setup header and checks it against the file.
@@ -46,7 +130,7 @@ fn parse(head: &[u8], length: u64) -> Result<setup_header, String> {
     let bytes = head.get(HEADER..HEADER + size).ok_or("is cut short inside its setup header")?;
     let mut header = setup_header::default();
     header.as_mut_slice().copy_from_slice(bytes);
-    let (version, xloadflags) = (header.version, header.xloadflags);
+    let version = header.version;
     if header.loadflags & LOADED_HIGH == 0 {
         return Err("is a zImage, which loads low; give a bzImage".into());
     }
@@ -57,12 +141,7 @@ fn parse(head: &[u8], length: u64) -> Result<setup_header, String> {
             version & 0xff
         ));
     }
-    if xloadflags & XLF_KERNEL_64 == 0 {
-        return Err("is a 32-bit kernel; accepted are kernels with a 64-bit entry".into());
-    }
-    // setup_sects 0 means 4, for the sake of very old kernels.
-    let setup_sects = if header.setup_sects == 0 { 4 } else { u64::from(header.setup_sects) };
-    let needs = (setup_sects + 1) * 512 + u64::from(header.syssize) * 16;
+    let needs = setup_bytes(&header) + u64::from(header.syssize) * 16;
     if length < needs {
         return Err(format!("is cut short: {length} bytes, and its header tells of {needs}"));
     }
@@ -156,7 +235,6 @@ mod tests {
         };
         assert!(damaged(|h| h.loadflags = 0).contains("zImage"));
         assert!(damaged(|h| h.version = 0x0206).contains("2.06"));
-        assert!(damaged(|h| h.xloadflags = 0).contains("32-bit"));
         assert!(damaged(|h| h.init_size = 0).contains("init_size"));
     }
 

@@ -1,6 +1,8 @@
 //! Drives the real binary.
 #![allow(dead_code, missing_docs)] // each test file uses a part
 
+pub mod image;
+
 use std::io::Read;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};

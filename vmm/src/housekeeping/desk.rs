@@ -1,0 +1,118 @@
+//! One housekeeping thread and the slots that it serves.
+
+use super::{Tally, Timers};
+use devices::clock::Clock;
+use devices::deadlines::{Deadlines, NEVER};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, Thread};
+use std::time::Duration;
+
+use crate::pinning;
+
+/// What the thread and the publishers share.
+#[derive(Debug)]
+pub(super) struct Desk {
+    /// The thread's CPU.
+    pub cpu: u32,
+    /// When its slots want it.
+    pub deadlines: Deadlines,
+    thread: OnceLock<Thread>,
+    closed: AtomicBool,
+    look_again: AtomicBool,
+    wakeups: AtomicU64,
+    calls: AtomicU64,
+    due: AtomicU64,
+}
+
+impl Desk {
+    pub fn new(cpu: u32, slots: usize) -> Self {
+        Self {
+            cpu,
+            deadlines: Deadlines::new(slots),
+            thread: OnceLock::new(),
+            closed: AtomicBool::new(false),
+            look_again: AtomicBool::new(false),
+            wakeups: AtomicU64::new(0),
+            calls: AtomicU64::new(0),
+            due: AtomicU64::new(0),
+        }
+    }
+
+    /// Tells who sits here. Before this nobody can be woken, and nobody sleeps long:
+    /// the caller wakes the thread once.
+    pub fn seat(&self, thread: Thread) {
+        // A desk is seated once.
+        let _ = self.thread.set(thread);
+        self.unpark();
+    }
+
+    /// Wakes the thread for an earlier deadline.
+    #[cold]
+    pub fn wake(&self) {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        self.unpark();
+    }
+
+    fn unpark(&self) {
+        if let Some(thread) = self.thread.get() {
+            thread.unpark();
+        }
+    }
+
+    /// Has every slot looked at anew.
+    pub fn look_again(&self) {
+        self.look_again.store(true, Ordering::Release);
+        self.unpark();
+    }
+
+    /// Ends the thread.
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.unpark();
+    }
+
+    pub fn tally(&self) -> Tally {
+        let count = |cell: &AtomicU64| cell.load(Ordering::Relaxed);
+        Tally {
+            cpu: self.cpu,
+            wakeups: count(&self.wakeups),
+            calls: count(&self.calls),
+            due: count(&self.due),
+        }
+    }
+
+    /// The thread's life. `timers` has one entry a slot.
+    ///
+    /// The clock is read anew after each sleep, so that a clock that runs slower
+    /// than the host's, or stands, never makes a timer early.
+    pub fn serve(&self, clock: &dyn Clock, timers: &[Option<Arc<dyn Timers>>], poll: Duration) {
+        pinning::refuse_timer_slack();
+        let poll = u64::try_from(poll.as_nanos() / 10).unwrap_or(u64::MAX);
+        while !self.closed.load(Ordering::Acquire) {
+            self.deadlines.work();
+            if self.look_again.swap(false, Ordering::AcqRel) {
+                timers.iter().flatten().for_each(|timers| timers.expire());
+            }
+            let now = clock.now_10ns();
+            self.deadlines.take_due(now, |slot| {
+                self.due.fetch_add(1, Ordering::Relaxed);
+                if let Some(timers) = &timers[slot] {
+                    timers.expire();
+                }
+            });
+            if self.deadlines.earliest().saturating_sub(poll) <= now {
+                std::hint::spin_loop();
+                continue;
+            }
+            let until = self.deadlines.sleep();
+            let left = until.saturating_sub(poll).saturating_sub(clock.now_10ns());
+            if until == NEVER {
+                thread::park();
+            } else {
+                thread::park_timeout(Duration::from_nanos(left.saturating_mul(10)));
+            }
+            self.wakeups.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}

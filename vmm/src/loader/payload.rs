@@ -1,0 +1,126 @@
+//! The compressed kernel in a bzImage, unpacked here so that the guest need not.
+//!
+//! Linux's build compresses vmlinux and, for all formats but gzip (which has it
+//! anyway), appends the unpacked size as 4 bytes. That size bounds the work, and
+//! the result must have it exactly.
+
+use std::io::Read;
+
+/// Memory for a decoder's dictionary or window, in KiB.
+const DICTIONARY_KIB: u32 = 256 << 10;
+/// Largest block of lzop, as Linux's own unpacker takes them.
+const LZO_BLOCK: usize = 256 << 10;
+
+/// How a payload is compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Format {
+    Gzip,
+    Bzip2,
+    Lzma,
+    Xz,
+    Lzo,
+    Lz4,
+    Zstd,
+}
+
+impl Format {
+    /// By the magic bytes that Linux's `lib/decompress.c` goes by.
+    pub(super) fn of(payload: &[u8]) -> Option<Self> {
+        Some(match payload.get(..4)? {
+            [0x1f, 0x8b | 0x9e, ..] => Self::Gzip,
+            [b'B', b'Z', b'h', _] => Self::Bzip2,
+            [0x5d, 0, ..] => Self::Lzma,
+            [0xfd, b'7', b'z', b'X'] => Self::Xz,
+            [0x89, b'L', b'Z', b'O'] => Self::Lzo,
+            [0x02, 0x21, 0x4c, 0x18] => Self::Lz4,
+            [0x28, 0xb5, 0x2f, 0xfd] => Self::Zstd,
+            _ => return None,
+        })
+    }
+}
+
+/// Unpacks a payload to at most `limit` bytes.
+pub(super) fn unpack(format: Format, payload: &[u8], limit: u64) -> Result<Vec<u8>, String> {
+    let damaged = |e: &dyn std::fmt::Display| format!("has a damaged {format:?} payload ({e})");
+    let (packed, size) =
+        payload.split_last_chunk::<4>().ok_or_else(|| damaged(&"it is too short"))?;
+    let size = u64::from(u32::from_le_bytes(*size));
+    if size > limit {
+        return Err(format!(
+            "unpacks to {} MiB, and the guest has {} MiB for it; give more --memory",
+            size.div_ceil(1 << 20),
+            limit >> 20
+        ));
+    }
+    // One byte beyond tells of a payload that is longer than it says.
+    let bounded = |reader: &mut dyn Read| {
+        let mut unpacked = Vec::with_capacity(size as usize);
+        reader.take(size + 1).read_to_end(&mut unpacked).map(|_| unpacked)
+    };
+    let unpacked = match format {
+        Format::Gzip => bounded(&mut flate2::read::GzDecoder::new(payload)),
+        Format::Bzip2 => bounded(&mut bzip2::read::BzDecoder::new(packed)),
+        Format::Lzma => {
+            let mut reader = lzma_rust2::LzmaReader::new_mem_limit(packed, DICTIONARY_KIB, None)
+                .map_err(|e| damaged(&e))?;
+            bounded(&mut reader)
+        }
+        Format::Xz => {
+            bounded(&mut lzma_rust2::XzReader::new_mem_limit(packed, false, DICTIONARY_KIB))
+        }
+        Format::Lzo => unpack_lzop(packed, size).map_err(std::io::Error::other),
+        Format::Lz4 => bounded(&mut lz4_flex::frame::FrameDecoder::new(packed)),
+        Format::Zstd => {
+            let mut reader =
+                ruzstd::decoding::StreamingDecoder::new(packed).map_err(|e| damaged(&e))?;
+            bounded(&mut reader)
+        }
+    };
+    let unpacked = unpacked.map_err(|e| damaged(&e))?;
+    if unpacked.len() as u64 != size {
+        return Err(damaged(&format_args!("it is not the {size} bytes long that it says")));
+    }
+    Ok(unpacked)
+}
+
+/// The container of lzop: a header of which only the length matters, then blocks
+/// of big-endian unpacked size, packed size and Adler-32, until a size of 0.
+fn unpack_lzop(packed: &[u8], size: u64) -> Result<Vec<u8>, String> {
+    /// Magic, and the header's fields up to the flags.
+    const FLAGS: usize = 9 + 2 + 2 + 2 + 1 + 1;
+    /// Flag of a filter, which adds a field.
+    const FILTER: u32 = 0x800;
+    let short = || "it is cut short".to_string();
+    let word = |at: usize| {
+        let bytes = packed.get(at..at + 4).ok_or_else(short)?;
+        Ok::<_, String>(bytes.iter().fold(0, |word, byte| word << 8 | u32::from(*byte)))
+    };
+    // Mode and two halves of the time, then the name and the header's checksum.
+    let filter = if word(FLAGS)? & FILTER != 0 { 4 } else { 0 };
+    let name = FLAGS + 4 + filter + 12;
+    let name_length = usize::from(*packed.get(name).ok_or_else(short)?);
+    let mut at = name + 1 + name_length + 4;
+    let mut unpacked = Vec::with_capacity(size as usize);
+    loop {
+        let full = word(at)? as usize;
+        if full == 0 {
+            return Ok(unpacked);
+        }
+        let length = word(at + 4)? as usize;
+        if full > LZO_BLOCK || length > full || unpacked.len() as u64 + full as u64 > size {
+            return Err("a block is longer than it may be".into());
+        }
+        let block = packed.get(at + 12..at + 12 + length).ok_or_else(short)?;
+        if length == full {
+            unpacked.extend_from_slice(block);
+        } else {
+            let block =
+                lzokay_native::decompress_all(block, Some(full)).map_err(|e| e.to_string())?;
+            if block.len() != full {
+                return Err("a block is not as long as it says".into());
+            }
+            unpacked.extend_from_slice(&block);
+        }
+        at += 12 + length;
+    }
+}
