@@ -89,10 +89,12 @@ impl Deadlines {
     /// The thread is about to sleep: returns until when. Every earlier deadline
     /// published from now on wakes it.
     pub fn sleep(&self) -> u64 {
-        self.sleeping_until.0.store(self.earliest(), Release);
+        let until = self.earliest();
+        self.sleeping_until.0.store(until, Release);
         fence(SeqCst);
-        // Who did not see that store is seen now.
-        self.earliest()
+        // Who did not see that store is seen now. Not later than what was said,
+        // even if that deadline is gone: nobody wakes the thread for one after it.
+        self.earliest().min(until)
     }
 }
 
@@ -162,6 +164,22 @@ mod loom_model {
                 .collect();
             let until = deadlines.sleep();
             let woken = publishers.into_iter().map(|p| p.join().unwrap()).fold(false, |a, b| a | b);
+            assert!(until <= 20 || woken, "sleeps until {until}");
+        });
+    }
+
+    /// The deadline that the thread means to sleep for is put off just then.
+    #[test]
+    fn loom_a_deadline_put_off_is_not_slept_over() {
+        loom::model(|| {
+            let deadlines = Arc::new(Deadlines::new(1));
+            deadlines.publish(0, 10);
+            let publisher = {
+                let deadlines = deadlines.clone();
+                thread::spawn(move || deadlines.publish(0, NEVER) | deadlines.publish(0, 20))
+            };
+            let until = deadlines.sleep();
+            let woken = publisher.join().unwrap();
             assert!(until <= 20 || woken, "sleeps until {until}");
         });
     }

@@ -76,7 +76,7 @@ pub fn buses(
         range("i8042", i8042::BASE, i8042::LEN, Arc::new(I8042::new(end(Ending::Reboot)))),
         range("rtc", rtc::BASE, rtc::LEN, Arc::new(Rtc::new(wall_clock))),
         range("pm", pm::BASE, pm::LEN, Arc::new(Pm::new(timeline.clone(), end(Ending::PowerOff)))),
-        range("reset", pm::RESET_PORT, 1, Arc::new(ResetPort::new(end(Ending::Reboot)))),
+        range("reset", pm::RESET_PORT, 1, Arc::new(ResetPort::new(end(Ending::AcpiReset)))),
         range("pvpanic", pvpanic::PORT, 1, Arc::new(pvpanic)),
         range("marks", marks::PORT, 1, Arc::new(mark_port)),
     ];

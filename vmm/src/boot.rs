@@ -158,7 +158,7 @@ mod tests {
 
     fn memory() -> (GuestMemory, u64) {
         let bytes = 64 << 20;
-        (crate::memory::allocate(bytes).unwrap(), bytes)
+        (crate::memory::allocate(bytes, Default::default()).unwrap(), bytes)
     }
 
     fn kernel(protocol: Protocol) -> Kernel {

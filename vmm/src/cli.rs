@@ -3,16 +3,19 @@
 use crate::error::{Error, Result};
 use crate::host_cpus::CpuList;
 use crate::loader::Boot;
+use crate::memory::Backing;
 use crate::pinning::Pinning;
 use crate::serial_to::SerialTo;
 use crate::topology::Topology;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
 /// Boots a kernel under KVM with the clock of your choice.
 #[derive(Debug, Parser)]
 #[command(name = "vmm", version, max_term_width = 100, args_conflicts_with_subcommands = true)]
+#[command(disable_help_flag = true)]
 pub struct Cli {
     /// What to do instead of booting.
     #[command(subcommand)]
@@ -23,6 +26,9 @@ pub struct Cli {
     /// Say more on stderr: -v what is done, -vv every detail
     #[arg(short, long, action = clap::ArgAction::Count, global = true)]
     pub verbose: u8,
+    /// Print this help
+    #[arg(short, long, action = clap::ArgAction::HelpShort, global = true)]
+    help: Option<bool>,
 }
 
 /// What to do instead of booting.
@@ -39,44 +45,54 @@ pub enum Command {
 /// A machine, as the command line describes it.
 #[derive(Debug, Clone, Args)]
 pub struct RunOptions {
-    /// Kernel: bzImage, vmlinux, or an ELF image with a PVH note or a Multiboot header
+    /// bzImage, vmlinux, or ELF with a PVH note or Multiboot header
     #[arg(short, long, value_name = "FILE")]
     pub kernel: Option<PathBuf>,
     /// Initial RAM disk, or a Multiboot kernel's module
     #[arg(short, long, value_name = "FILE")]
     pub initrd: Option<PathBuf>,
-    /// Kernel command line [default: console=ttyS0; none for Multiboot]
+    /// Command line [default: console=ttyS0; Multiboot: none]
     #[arg(long, alias = "append", value_name = "TEXT")]
     pub cmdline: Option<String>,
-    /// Who unpacks a bzImage: we, or the guest itself
-    #[arg(long, value_name = "WHO", value_enum, default_value_t = Boot::Auto)]
+    /// Unpack a bzImage here (payload) or there (setup)
+    #[arg(long, hide_possible_values = true, value_name = "WHO", value_enum, default_value_t = Boot::Auto)]
     pub boot: Boot,
     /// Number of vCPUs [default: as --topology has it, else 1]
     #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     pub cpus: Option<u32>,
-    /// Sockets, cores in each, threads in each [default: one socket of cores]
-    #[arg(long, value_name = "sockets=S,cores=C,threads=T")]
+    /// sockets=S,cores=C,threads=T [default: one socket of cores]
+    #[arg(long, value_name = "LAYOUT")]
     pub topology: Option<Topology>,
     /// Guest memory: a number with K, M or G; M if bare
     #[arg(short, long, value_name = "SIZE", default_value = "512M", value_parser = memory_size, allow_negative_numbers = true)]
     pub memory: u64,
+    /// Back guest memory with huge pages of 2M or 1G (bare: 2M)
+    #[arg(long, hide_possible_values = true, value_name = "SIZE", num_args = 0..=1, require_equals = true,
+          default_missing_value = "2M")]
+    pub hugepages: Option<HugePages>,
+    /// Touch all guest memory before the start
+    #[arg(long)]
+    pub prefault: bool,
+    /// Lock guest memory, so that it is never paged out
+    #[arg(long)]
+    pub mlock: bool,
     /// Give the guest the Hyper-V reference TSC page and counter
     #[arg(long)]
     pub hv_tsc_page: bool,
-    /// Give the guest the Hyper-V reference counter MSR, without the page
+    /// Give the guest the reference counter MSR without the page
     #[arg(long)]
     pub hv_ref_counter: bool,
-    /// Whose Hyper-V clock: ours, or the host KVM's (auto = user)
-    #[arg(long, value_name = "WHO", value_enum, default_value_t = HvImpl::Auto)]
+    /// Whose Hyper-V clock: ours (user) or KVM's (kernel)
+    #[arg(long, hide_possible_values = true, value_name = "WHO", value_enum, default_value_t = HvImpl::Auto)]
     pub hv_impl: HvImpl,
-    /// Give the guest an HPET whose reads exit, or lie in a page
-    #[arg(long, value_name = "HOW", value_enum, default_value_t = HpetMode::Exit)]
+    /// HPET: off, reads are exits (exit), or of a page (page)
+    #[arg(long, hide_possible_values = true, value_name = "HOW", value_enum, default_value_t = HpetMode::Exit)]
     pub hpet: HpetMode,
     /// Timers of the HPET, 3 to 32
     #[arg(long, value_name = "N", default_value_t = 3,
         value_parser = clap::value_parser!(u8).range(3..=32))]
     pub hpet_timers: u8,
-    /// With --hpet page: store the counter every NS ns (0: as often as a thread can)
+    /// Store the HPET page's counter every NS ns; 0: always
     #[arg(long, value_name = "NS", default_value_t = 0,
         value_parser = clap::value_parser!(u64).range(..=1_000_000_000))]
     pub hpet_page_period: u64,
@@ -86,8 +102,8 @@ pub struct RunOptions {
     /// Give the guest Hyper-V synthetic timers (and the TSC page)
     #[arg(long)]
     pub hv_stimer: bool,
-    /// Who serves the local APIC's TSC-deadline timer: KVM, or housekeeping threads
-    #[arg(long, value_name = "WHO", value_enum, default_value_t = LapicTimer::Kernel)]
+    /// TSC-deadline timer: KVM's (kernel) or ours (offload)
+    #[arg(long, hide_possible_values = true, value_name = "WHO", value_enum, default_value_t = LapicTimer::Kernel)]
     pub lapic_timer: LapicTimer,
     /// CPUs whose threads fire timers [default: those left by --pin]
     #[arg(long, value_name = "CPUS")]
@@ -95,17 +111,17 @@ pub struct RunOptions {
     /// vCPUs' own CPUs: VCPU=CPU,… or a list, used in order
     #[arg(long, value_name = "CPUS")]
     pub pin: Option<Pinning>,
-    /// SCHED_FIFO priority of vCPU and housekeeping threads
-    #[arg(long, value_name = "1-99", value_parser = clap::value_parser!(u8).range(1..=99))]
+    /// SCHED_FIFO priority of vCPU and timer threads
+    #[arg(long, value_name = "1-99", allow_negative_numbers = true, value_parser = clap::value_parser!(u8).range(1..=99))]
     pub rt_prio: Option<u8>,
-    /// Microseconds before a deadline at which housekeeping threads stop sleeping and spin
-    #[arg(long, value_name = "US", default_value_t = 0,
+    /// Microseconds that housekeeping spins before a deadline
+    #[arg(long, value_name = "US", default_value_t = 0, allow_negative_numbers = true,
           value_parser = clap::value_parser!(u32).range(..=1_000_000))]
     pub hk_poll: u32,
     /// End the guest after this many seconds (exit code 36)
     #[arg(long, value_name = "SECS", value_parser = seconds, allow_negative_numbers = true)]
     pub timeout: Option<Duration>,
-    /// Give the guest the ports of a unit test's device; its exit code N ends us with N<<1|1
+    /// Ports of a unit test's device; its exit code N is our N<<1|1
     #[arg(long)]
     pub debug_exit: bool,
     /// Write exit counts and times there as JSON
@@ -114,9 +130,39 @@ pub struct RunOptions {
     /// Take commands there, one JSON object a line
     #[arg(long, value_name = "SOCKET")]
     pub control: Option<PathBuf>,
-    /// Tell on stderr, at the end, when each step of the start was reached
+    /// Tell on stderr when each step of the start was reached
     #[arg(long)]
     pub boot_timer: bool,
+}
+
+/// Sizes of huge pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum HugePages {
+    /// 2 MiB.
+    #[value(name = "2M")]
+    TwoMib,
+    /// 1 GiB.
+    #[value(name = "1G")]
+    OneGib,
+}
+
+impl HugePages {
+    /// Size in bytes.
+    pub fn bytes(self) -> u64 {
+        match self {
+            Self::TwoMib => 2 << 20,
+            Self::OneGib => 1 << 30,
+        }
+    }
+}
+
+impl fmt::Display for HugePages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::TwoMib => "2M",
+            Self::OneGib => "1G",
+        })
+    }
 }
 
 /// Who serves the Hyper-V clock.
@@ -151,6 +197,11 @@ pub enum LapicTimer {
 }
 
 impl RunOptions {
+    /// How the host is to hold the guest's memory.
+    pub fn backing(&self) -> Backing {
+        Backing { huge_pages: self.hugepages, prefault: self.prefault, lock: self.mlock }
+    }
+
     /// The vCPUs, and how they are grouped.
     ///
     /// # Errors

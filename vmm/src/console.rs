@@ -8,7 +8,7 @@ use crate::signals;
 use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// Bytes that wait for a slow reader before output is dropped.
@@ -37,11 +37,10 @@ impl Shared {
     }
 }
 
-/// The consumer's side: owns the thread that writes.
+/// The consumer's side.
 #[derive(Debug)]
 pub struct Console {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl Console {
@@ -49,14 +48,14 @@ impl Console {
     pub fn start(mut output: impl Write + Send + 'static) -> Result<Self> {
         let shared = Arc::new(Shared::default());
         let ring = shared.clone();
-        let thread = thread::Builder::new()
+        thread::Builder::new()
             .name("console".into())
             .spawn(move || {
                 signals::leave_to_main();
                 copy(&ring, &mut output);
             })
             .map_err(|e| Error::new(format!("cannot start the console thread ({e})")))?;
-        Ok(Self { shared, thread: Some(thread) })
+        Ok(Self { shared })
     }
 
     /// A writer for a device; it never blocks on the output.
@@ -66,7 +65,7 @@ impl Console {
 
     /// Waits a moment for the output to take what is left, and returns how many
     /// bytes were dropped.
-    pub fn finish(mut self) -> u64 {
+    pub fn finish(self) -> u64 {
         let deadline = Instant::now() + DRAIN;
         let mut ring = self.shared.lock();
         ring.closed = true;
@@ -83,12 +82,8 @@ impl Console {
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
         }
-        let dropped = ring.dropped;
-        drop(ring);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-        dropped
+        // The thread has nothing left to do, and ends by itself.
+        ring.dropped
     }
 }
 

@@ -172,8 +172,8 @@ pub struct Tally {
 }
 
 impl Housekeeping {
-    /// Reference time changed other than by passing: every deadline is looked at
-    /// anew.
+    /// Reference time goes on after a stop: every deadline is looked at anew, those
+    /// too that are kept in another unit. A small change of rate needs no call.
     pub fn clock_changed(&self) {
         self.threads.iter().for_each(|(desk, _)| desk.look_again());
     }

@@ -89,7 +89,7 @@ impl HyperV {
     /// RDMSR on vCPU `index`.
     pub fn read_msr(&self, index: usize, msr: u32) -> MsrRead {
         read_time_ref_count(&self.features, msr, || self.timeline.now())
-            .or_else(|| lock(&self.processors[index].state).read_msr(msr))
+            .or_else(|| self.processors[index].read_msr(msr))
             .or_else(|| lock(&self.shared).partition.read_msr(msr))
     }
 
@@ -122,6 +122,11 @@ impl Processor {
     /// Where its timers publish their deadlines, if it has any.
     pub fn line(&self) -> Option<&TimerLine> {
         self.line.as_ref()
+    }
+
+    /// RDMSR.
+    pub fn read_msr(&self, msr: u32) -> MsrRead {
+        lock(&self.state).read_msr(msr)
     }
 
     /// WRMSR. A timer that is due at once has fired when this returns.

@@ -104,3 +104,73 @@ impl Timers for LapicTimer {
         self.settle(&mut self.lock());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host_cpus::{CpuList, HostCpu, HostCpus};
+    use crate::housekeeping::{Manner, Plan};
+    use std::sync::mpsc;
+
+    const VECTOR: u8 = 0x40;
+    const ON: LocalVector = LocalVector(LocalVector::TSC_DEADLINE | VECTOR as u32);
+    const MASKED: LocalVector = LocalVector(ON.0 | LocalVector::MASKED);
+    const PERIODIC: LocalVector = LocalVector(1 << 17 | VECTOR as u32);
+    const FAR: u64 = u64::MAX / 2;
+
+    /// A timer that no thread serves, and the vectors that it raises.
+    fn timer() -> (LapicTimer, mpsc::Receiver<u8>) {
+        let host = HostCpus {
+            cpus: vec![HostCpu { number: 0, llc: 0, node: 0 }],
+            set_apart: Default::default(),
+        };
+        let plan = Plan::new(&CpuList(vec![0]), &[None], &host, Manner::default());
+        let (raised, vectors) = mpsc::channel();
+        let raise = Box::new(move |vector| raised.send(vector).unwrap());
+        let line = TimerLine { slot: plan.slots()[0].clone(), raise };
+        let timeline = Arc::new(Timeline::start(2_000_000_000, 0).unwrap());
+        (LapicTimer::new(timeline, line), vectors)
+    }
+
+    #[test]
+    fn a_past_deadline_fires_at_once_and_once() {
+        let (timer, vectors) = timer();
+        timer.write(1, ON);
+        assert_eq!(vectors.try_recv(), Ok(VECTOR));
+        assert_eq!(timer.read(ON), 0);
+        timer.expire();
+        assert!(vectors.try_recv().is_err());
+    }
+
+    #[test]
+    fn a_deadline_is_read_back_until_it_is_disarmed_or_the_mode_left() {
+        let (timer, vectors) = timer();
+        timer.write(FAR, ON);
+        timer.expire();
+        assert_eq!(timer.read(ON), FAR);
+        timer.write(0, ON);
+        assert_eq!(timer.read(ON), 0);
+        timer.write(FAR, ON);
+        assert_eq!(timer.read(PERIODIC), 0, "another mode has no deadline");
+        assert_eq!(timer.read(ON), 0, "and leaving the mode disarms");
+        timer.write(1, PERIODIC);
+        assert!(vectors.try_recv().is_err(), "a write in another mode does nothing");
+    }
+
+    #[test]
+    fn a_masked_timer_expires_in_silence() {
+        let (timer, vectors) = timer();
+        timer.write(1, MASKED);
+        assert_eq!(timer.read(MASKED), 0);
+        timer.write(1, LocalVector(LocalVector::TSC_DEADLINE | 15));
+        assert!(vectors.try_recv().is_err(), "vectors below 16 are no interrupts");
+    }
+
+    #[test]
+    fn the_vector_is_the_one_at_the_last_write() {
+        let (timer, vectors) = timer();
+        timer.write(FAR, ON);
+        timer.write(1, LocalVector(LocalVector::TSC_DEADLINE | 0x50));
+        assert_eq!(vectors.try_iter().collect::<Vec<_>>(), [0x50]);
+    }
+}

@@ -17,6 +17,7 @@ pub mod doctor;
 pub mod ending;
 pub mod error;
 pub mod events;
+pub mod histogram;
 pub mod host;
 pub mod host_cpus;
 pub mod housekeeping;

@@ -29,7 +29,7 @@ use crate::registers::Entry;
 use crate::serial_to;
 use crate::signals::{self, Signals};
 use crate::stats::VcpuStats;
-use crate::stats_file;
+use crate::stats_file::StatsFile;
 use crate::terminal::Taken;
 use crate::test_device;
 use crate::timeline::Timeline;
@@ -58,8 +58,10 @@ pub struct Machine {
     serial: Arc<Serial>,
     room: EventFd,
     source: serial_to::Source,
-    socket: Option<Socket>,
-    control: Control,
+    control: Option<Socket>,
+    stats_file: Option<StatsFile>,
+    topology: Topology,
+    vm: Arc<VmFd>,
 }
 
 /// What the vCPU threads and the main thread share.
@@ -74,7 +76,7 @@ pub struct Shared {
     pub marks: Arc<Marks>,
     /// The guest's time.
     pub timeline: Arc<Timeline>,
-    /// Who serves the vCPUs' timers.
+    /// The threads that fire the guest's timers.
     pub housekeeping: Housekeeping,
     /// What the HPET counts.
     pub hpet: Option<hpet::Meters>,
@@ -89,9 +91,10 @@ impl Machine {
     /// One line that names the flag or file to change.
     pub fn build(options: &RunOptions, marks: Marks) -> Result<Self> {
         let kernel_path = options.kernel.as_deref().unwrap_or(Path::new(""));
+        let stats_file = options.stats.as_deref().map(StatsFile::open).transpose()?;
         let (output, source) = serial_to::open(&options.serial)?;
         let marks = Arc::new(marks);
-        let socket = options.control.as_deref().map(Socket::bind).transpose()?;
+        let control = options.control.as_deref().map(Socket::bind).transpose()?;
 
         // KVM, and what it can do.
         let kvm = host::open_kvm()?;
@@ -108,7 +111,7 @@ impl Machine {
         marks.note("kvm ready", None);
 
         // Memory, and what the guest finds in it.
-        let memory = memory::allocate(options.memory)?;
+        let memory = memory::allocate(options.memory, options.backing())?;
         let free_slot = memory::register(&vm, &memory)?;
         marks.note("memory", None);
         let kernel = loader::load_kernel(&memory, kernel_path, options.boot)?;
@@ -209,21 +212,33 @@ impl Machine {
             }
         }
         shared.marks.note("vcpus ready", None);
-        let control = Control::new(shared.clone(), vm, topology);
-        Ok(Self { threads, hpet, shared, console, serial, room, source, socket, control })
+        Ok(Self {
+            threads,
+            hpet,
+            shared,
+            console,
+            serial,
+            room,
+            source,
+            control,
+            stats_file,
+            topology,
+            vm,
+        })
     }
 
     /// Lets the guest run until it, a person or a fault ends it.
     ///
     /// # Errors
     /// What the host refuses at the start, or a statistics file that cannot be written.
-    pub fn run(self, options: &RunOptions) -> Result<Ending> {
-        let (lifecycle, control) = (&self.shared.lifecycle, self.control);
+    pub fn run(mut self, options: &RunOptions) -> Result<Ending> {
+        let lifecycle = &self.shared.lifecycle;
         let room = self.room.try_clone().map_err(|e| Error::new(format!("an eventfd ({e})")))?;
         let mut subscribers: Vec<events::Subscriber> =
             vec![Arc::new(Signals::block(self.shared.clone(), room)?)];
+        let control = Control::new(self.shared.clone(), self.vm.clone(), self.topology);
         let terminal = self.source.operator.then(Taken::now);
-        if let Some(reader) = self.source.reader {
+        if let Some(reader) = self.source.reader.take() {
             let operator = terminal
                 .is_some()
                 .then(|| Operator::new(self.console.writer(), Monitor::new(control.clone())));
@@ -237,7 +252,7 @@ impl Machine {
         if let Some(after) = options.timeout {
             subscribers.push(Arc::new(Timeout::start(after, lifecycle.clone())?));
         }
-        if let Some(socket) = self.socket {
+        if let Some(socket) = self.control {
             subscribers.push(Arc::new(Server::new(socket, control)));
         }
         lifecycle.resume();
@@ -256,6 +271,7 @@ impl Machine {
             .ending()
             .unwrap_or_else(|| Ending::VmmFailure("the machine ended without a reason".into()));
         let dropped = self.console.finish();
+        self.source.drain();
         drop(terminal);
         if dropped > 0 {
             log::warn!("{dropped} bytes of console output were dropped: stdout was not read");
@@ -263,8 +279,8 @@ impl Machine {
         if options.boot_timer {
             eprint!("{}", self.shared.marks.table());
         }
-        if let Some(path) = &options.stats {
-            stats_file::write(path, &self.shared, &ending)?;
+        if let Some(file) = self.stats_file {
+            file.write(&self.shared, &ending)?;
         }
         Ok(ending)
     }

@@ -1,10 +1,13 @@
 //! Guest RAM: one range below the device hole, one above it.
 
+use crate::cli::HugePages;
 use crate::error::{Error, Result};
 use crate::layout::{HIGH_MEMORY, HOLE_END, HOLE_START};
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
-use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
+use std::io;
+use vm_memory::mmap::MmapRegionError;
+use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion, GuestRegionMmap, MmapRegion};
 
 /// Guest memory as everybody here shares it.
 pub type GuestMemory = vm_memory::GuestMemoryMmap<()>;
@@ -23,30 +26,123 @@ pub fn ranges(bytes: u64) -> Vec<(u64, u64)> {
     ranges
 }
 
+/// How the host is to hold the guest's memory.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Backing {
+    /// On huge pages of this size, all of them found before the start.
+    pub huge_pages: Option<HugePages>,
+    /// Touched before the start.
+    pub prefault: bool,
+    /// Never paged out.
+    pub lock: bool,
+}
+
 /// Maps `bytes` of zeroed anonymous memory for the guest.
 ///
 /// # Errors
-/// Sizes below [`MIN_BYTES`] or beyond what the host can map.
-pub fn allocate(bytes: u64) -> Result<GuestMemory> {
+/// Sizes below [`MIN_BYTES`], sizes that are no whole number of pages, or what the
+/// host cannot map, find or lock.
+pub fn allocate(bytes: u64, backing: Backing) -> Result<GuestMemory> {
     if bytes < MIN_BYTES {
         return Err(Error::new(format!(
             "--memory: {bytes} bytes is too little, the least is {} MiB",
             MIN_BYTES >> 20
         )));
     }
-    if !bytes.is_multiple_of(4096) {
-        return Err(Error::new(format!("--memory: {bytes} bytes is not a whole number of pages")));
+    let page = backing.huge_pages.map_or(4096, HugePages::bytes);
+    if !bytes.is_multiple_of(page) {
+        return Err(Error::new(match backing.huge_pages {
+            None => format!("--memory: {bytes} bytes is not a whole number of pages"),
+            Some(size) => format!(
+                "--memory: {bytes} bytes is not a whole number of huge pages of {size} \
+                 (--hugepages)"
+            ),
+        }));
     }
-    let ranges: Vec<_> = ranges(bytes)
-        .into_iter()
-        .map(|(start, length)| (GuestAddress(start), length as usize))
-        .collect();
-    GuestMemory::from_ranges(&ranges).map_err(|e| {
-        Error::new(format!(
-            "--memory: the host cannot map {} MiB for the guest ({e}); ask for less",
-            bytes >> 20
-        ))
+    let mut regions = Vec::new();
+    for (start, length) in ranges(bytes) {
+        let region = map(length as usize, backing).map_err(|e| no_memory(bytes, backing, &e))?;
+        hold(&region, backing)?;
+        // None only where the address and the length wrap, which no size does that
+        // could be mapped.
+        regions.extend(GuestRegionMmap::new(region, GuestAddress(start)));
+    }
+    GuestMemory::from_regions(regions)
+        .map_err(|e| Error::new(format!("--memory: the ranges do not fit together ({e})")))
+}
+
+/// Small pages are taken from the host as the guest touches them. Huge pages are
+/// reserved by the mapping itself: where they are too few it fails.
+fn map(length: usize, backing: Backing) -> std::result::Result<MmapRegion, MmapRegionError> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let flags = flags
+        | match backing.huge_pages {
+            None => libc::MAP_NORESERVE,
+            Some(HugePages::TwoMib) => libc::MAP_HUGETLB | libc::MAP_HUGE_2MB,
+            Some(HugePages::OneGib) => libc::MAP_HUGETLB | libc::MAP_HUGE_1GB,
+        };
+    MmapRegion::build(None, length, libc::PROT_READ | libc::PROT_WRITE, flags)
+}
+
+fn no_memory(bytes: u64, backing: Backing, e: &dyn std::fmt::Display) -> Error {
+    let mib = bytes >> 20;
+    Error::new(match backing.huge_pages {
+        None => {
+            format!("--memory: the host cannot map {mib} MiB for the guest ({e}); ask for less")
+        }
+        Some(size) => format!(
+            "--hugepages: the host has no {} free huge pages of {size} ({e}); raise \
+             /sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages",
+            bytes.div_ceil(size.bytes()),
+            size.bytes() >> 10
+        ),
     })
+}
+
+/// Finds the pages now, where that was asked for, and locks them. Huge pages are
+/// always found now: a control group may deny one that was reserved, and a guest's
+/// access to it would end this process with SIGBUS.
+fn hold(region: &MmapRegion, backing: Backing) -> Result<()> {
+    let failed = |e: io::Error, flag: &str, hint: &str| {
+        let mib = region.size() >> 20;
+        Error::new(format!("{flag}: the host does not give {mib} MiB ({e}); {hint}"))
+    };
+    if backing.prefault || backing.huge_pages.is_some() {
+        // SAFETY: the range is the region's own; populating changes no content.
+        in_pieces(region, |address, length| unsafe {
+            libc::madvise(address, length, libc::MADV_POPULATE_WRITE)
+        })
+        .map_err(|e| {
+            let flag = if backing.prefault { "--prefault" } else { "--hugepages" };
+            let hint = match e.raw_os_error() {
+                Some(libc::EINVAL) => "it needs Linux 5.14 (MADV_POPULATE_WRITE)",
+                _ => "ask for less --memory, or raise the control group's limit",
+            };
+            failed(e, flag, hint)
+        })?;
+    }
+    if backing.lock {
+        // SAFETY: the range is the region's own; locking changes no content.
+        in_pieces(region, |address, length| unsafe { libc::mlock(address, length) })
+            .map_err(|e| failed(e, "--mlock", "raise the limit on locked memory (ulimit -l)"))?;
+    }
+    Ok(())
+}
+
+/// Calls for one piece after the other: a signal is answered between two, where
+/// a call for all of it could take minutes.
+fn in_pieces(
+    region: &MmapRegion,
+    call: impl Fn(*mut libc::c_void, usize) -> libc::c_int,
+) -> io::Result<()> {
+    const PIECE: usize = 1 << 27;
+    for offset in (0..region.size()).step_by(PIECE) {
+        let address = region.as_ptr().wrapping_add(offset).cast();
+        if call(address, PIECE.min(region.size() - offset)) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
 }
 
 /// Gives every range to KVM, slot by slot from 0, and returns the next free slot.
@@ -107,8 +203,8 @@ mod tests {
 
     #[test]
     fn too_little_memory_is_refused() {
-        assert!(allocate(0).is_err());
-        assert!(allocate(MIN_BYTES + 1).is_err());
-        assert_eq!(low_end(&allocate(MIN_BYTES).unwrap()), MIN_BYTES);
+        assert!(allocate(0, Backing::default()).is_err());
+        assert!(allocate(MIN_BYTES + 1, Backing::default()).is_err());
+        assert_eq!(low_end(&allocate(MIN_BYTES, Backing::default()).unwrap()), MIN_BYTES);
     }
 }

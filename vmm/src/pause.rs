@@ -34,7 +34,6 @@ impl Shared {
     pub fn resume(&self) {
         if self.lifecycle.state() == State::Paused {
             self.change_clock(|| self.timeline.start_again());
-            // The TSC went on: its deadlines now lie elsewhere in reference time.
             self.housekeeping.clock_changed();
             self.lifecycle.resume();
         }

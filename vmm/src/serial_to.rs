@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::ptr;
 use std::str::FromStr;
+use std::time::{Duration, Instant};
 
 /// What `--serial` says.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -45,8 +46,28 @@ pub struct Source {
     pub reader: Option<File>,
     /// Whether a person types there, whose escape key we serve.
     pub operator: bool,
-    // A pseudo-terminal hangs up when nobody holds its other side.
-    _other_side: Option<OwnedFd>,
+    /// A pseudo-terminal hangs up when nobody holds its other side.
+    other_side: Option<OwnedFd>,
+}
+
+impl Source {
+    /// Waits a moment for the other side of a pseudo-terminal to be read: what is
+    /// in it is lost when we close ours.
+    pub fn drain(&self) {
+        const PATIENCE: Duration = Duration::from_millis(500);
+        let Some(other_side) = &self.other_side else { return };
+        let deadline = Instant::now() + PATIENCE;
+        let mut unread: libc::c_int = 0;
+        loop {
+            // SAFETY: FIONREAD fills one int.
+            unsafe { libc::ioctl(other_side.as_raw_fd(), libc::FIONREAD, &raw mut unread) };
+            if unread == 0 || Instant::now() > deadline {
+                return;
+            }
+            // Nothing tells when a pseudo-terminal has been read.
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
 }
 
 /// Opens what `--serial` names.
@@ -68,14 +89,13 @@ pub fn open(to: &SerialTo) -> Result<(Output, Source)> {
             let output = copy(&io::stdout()).map_err(failed("stdio".into()))?;
             let reader = copy(&io::stdin()).map_err(failed("stdio".into()))?;
             let operator = terminal::is_terminal();
-            (Output(Some(output)), Source { reader: Some(reader), operator, _other_side: None })
+            (Output(Some(output)), Source { reader: Some(reader), operator, other_side: None })
         }
         SerialTo::Pty => {
             let (ours, theirs, name) = pseudo_terminal().map_err(failed("pty".into()))?;
             let reader = ours.try_clone().map_err(failed("pty".into()))?;
             eprintln!("vmm: the serial port is {name}");
-            let source =
-                Source { reader: Some(reader), operator: false, _other_side: Some(theirs) };
+            let source = Source { reader: Some(reader), operator: false, other_side: Some(theirs) };
             (Output(Some(ours)), source)
         }
     })

@@ -15,7 +15,6 @@ use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -71,9 +70,7 @@ pub fn leave_to_main() {
 /// The signals, as a subscriber of the main loop.
 pub struct Signals {
     fd: Mutex<File>,
-    machine: Arc<Shared>,
-    /// Whether the machine is to go on when the process does.
-    stopped: AtomicBool,
+    shared: Arc<Shared>,
     /// Rung when the terminal may have become ours.
     input: EventFd,
 }
@@ -83,7 +80,7 @@ impl Signals {
     ///
     /// # Errors
     /// A process without room for one more descriptor.
-    pub fn block(machine: Arc<Shared>, input: EventFd) -> Result<Self> {
+    pub fn block(shared: Arc<Shared>, input: EventFd) -> Result<Self> {
         let set = block_ours();
         // SAFETY: signalfd reads the set and returns an owned descriptor or -1,
         // which is checked before it is wrapped.
@@ -95,28 +92,26 @@ impl Signals {
             }
             File::from_raw_fd(fd)
         };
-        Ok(Self { fd: Mutex::new(fd), machine, stopped: AtomicBool::new(false), input })
+        Ok(Self { fd: Mutex::new(fd), shared, input })
     }
 
     fn act(&self, number: libc::c_int) {
         match number {
             libc::SIGTSTP => {
-                if self.machine.lifecycle.state() == State::Running {
-                    self.stopped.store(true, Ordering::Relaxed);
-                    self.machine.pause();
-                }
+                let was_running = self.shared.lifecycle.state() == State::Running;
+                self.shared.pause();
                 terminal::restore();
                 // SAFETY: stops this process until somebody continues it.
                 unsafe { libc::kill(libc::getpid(), libc::SIGSTOP) };
+                if was_running {
+                    self.shared.resume();
+                }
             }
             libc::SIGCONT => {
                 terminal::take();
-                if self.stopped.swap(false, Ordering::Relaxed) {
-                    self.machine.resume();
-                }
                 let _ = self.input.write(1);
             }
-            _ => self.machine.lifecycle.end(Ending::Signal(number)),
+            _ => self.shared.lifecycle.end(Ending::Signal(number)),
         }
     }
 }

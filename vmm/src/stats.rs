@@ -5,6 +5,7 @@
 //! return of KVM_RUN to the moment before the next one: our share of an exit,
 //! not the switch itself.
 
+use crate::histogram::{self, Histogram, Spread};
 use serde::Serialize;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -120,6 +121,7 @@ impl Subject {
 #[derive(Debug)]
 pub struct VcpuStats {
     reasons: [Tally; REASONS.len()],
+    durations: [Histogram; REASONS.len()],
     /// One row per bus range, and a last one for accesses that nobody claimed.
     ports: Vec<Pair>,
     mmio: Vec<Pair>,
@@ -134,6 +136,7 @@ impl VcpuStats {
         let rows = |n| (0..n).map(|_| Pair::default()).collect();
         Self {
             reasons: Default::default(),
+            durations: Default::default(),
             ports: rows(port_ranges + 1),
             mmio: rows(mmio_ranges + 1),
             msr_keys: [const { AtomicU32::new(0) }; MSR_ROWS],
@@ -144,6 +147,7 @@ impl VcpuStats {
     /// Counts one exit.
     pub fn record(&self, subject: Subject, cycles: u64) {
         self.reasons[subject.reason()].add(cycles);
+        self.durations[subject.reason()].record(cycles);
         let (access, row) = match subject {
             Subject::Port(access, range) => {
                 (access, self.ports.get(range.unwrap_or(self.ports.len() - 1)))
@@ -193,6 +197,15 @@ pub struct Row {
     pub writes: Count,
 }
 
+/// Exits of one reason as JSON shows them.
+#[derive(Debug, Serialize)]
+struct Reason {
+    #[serde(flatten)]
+    count: Count,
+    #[serde(flatten)]
+    spread: Spread,
+}
+
 /// Exits by reason, in a fixed order.
 pub type Reasons = serde_json::Map<String, serde_json::Value>;
 
@@ -231,7 +244,8 @@ pub fn gather(
     for (i, name) in REASONS.iter().enumerate() {
         let mut sum = Count::default();
         vcpus.iter().for_each(|v| sum.add(v.reasons[i].snapshot(tsc_hz)));
-        reasons.insert((*name).into(), serde_json::json!(sum));
+        let spread = histogram::spread(vcpus.iter().map(|v| &v.durations[i]), tsc_hz);
+        reasons.insert((*name).into(), serde_json::json!(Reason { count: sum, spread }));
     }
     let device_rows = |names: Vec<&str>, pick: fn(&VcpuStats) -> &[Pair]| {
         let mut rows = Vec::new();

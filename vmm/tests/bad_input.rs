@@ -116,7 +116,7 @@ fn wrong_kernels() {
         (file(d, "headless", &good[..0x240]), "cut short"),
         (file(d, "greedy", &bzimage(1000, u32::MAX)), "--memory"),
         (file(d, "Image", &arm), "arm64"),
-        (file(d, "elf32", &elf32), "32-bit"),
+        (file(d, "elf32", &elf32), "ELF file without a segment"),
         (file(d, "elf64", &elf64), "elf64"),
         (d.display().to_string(), "directory"),
         ("/no/such/kernel".into(), "/no/such/kernel"),

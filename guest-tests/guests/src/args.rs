@@ -4,9 +4,10 @@
 const CMD_LINE_PTR: usize = 0x228;
 const MAX: usize = 2048;
 
-/// A copy of the command line.
+/// A copy of the command line, and where it was found.
 #[derive(Debug)]
 pub struct Args {
+    zero_page: &'static [u8; 4096],
     bytes: [u8; MAX],
     length: usize,
 }
@@ -17,7 +18,9 @@ impl Args {
     /// # Safety
     /// `zero_page` must be the zero page that the VMM passed.
     pub(crate) unsafe fn from_zero_page(zero_page: *const u8) -> Self {
-        let mut args = Self { bytes: [0; MAX], length: 0 };
+        // SAFETY: the zero page is a page, and nothing here writes to it.
+        let page = unsafe { &*zero_page.cast() };
+        let mut args = Self { zero_page: page, bytes: [0; MAX], length: 0 };
         // SAFETY: the zero page holds a 32-bit physical address, identity-mapped.
         let line = unsafe { zero_page.add(CMD_LINE_PTR).cast::<u32>().read_unaligned() };
         if line == 0 {
@@ -33,6 +36,11 @@ impl Args {
             args.length += 1;
         }
         args
+    }
+
+    /// The zero page of the boot protocol.
+    pub fn zero_page(&self) -> &'static [u8; 4096] {
+        self.zero_page
     }
 
     /// The value of the last `key=value`.

@@ -18,6 +18,7 @@ mod report;
 mod run;
 mod sleep_test;
 mod system;
+mod ticks;
 mod tsc;
 
 use std::process::ExitCode;

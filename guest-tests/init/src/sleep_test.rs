@@ -1,5 +1,6 @@
 //! Sleeps, and what every clock says about their length.
 
+use crate::marks::mark;
 use crate::report::Result as Report;
 use crate::{clocksource, jobs, system, tsc};
 use std::io;
@@ -11,19 +12,26 @@ const CLOCKS: [(&str, libc::clockid_t); 4] = [
     ("boottime_ns", libc::CLOCK_BOOTTIME),
 ];
 
-/// `sleep-test:N:MS`: sleeps N times MS, each until a point in time fixed at the
-/// start, so that wake-up latency does not add up and a lost or early timer shows.
+/// `sleep-test:N:MS[:MARK]`: sleeps N times MS, each until a point in time fixed at
+/// the start, so that wake-up latency does not add up and a lost or early timer
+/// shows. Marks MARK before the first sleep and the next number after the last, so
+/// that the host's clock tells their length, too.
 ///
 /// # Errors
 /// Arguments that are not numbers; a failing system call.
 pub fn run(arguments: &[String]) -> Result<(), String> {
     let n = jobs::number(arguments, 0, 1000)?;
     let ms = jobs::number(arguments, 1, 1)?;
+    let first_mark = match arguments.get(2) {
+        Some(_) => u8::try_from(jobs::number(arguments, 2, 0)?).ok().filter(|mark| *mark < u8::MAX),
+        None => None,
+    };
     let interval_ns = ms.saturating_mul(1_000_000);
     let tsc_hz = tsc::measure_hz();
 
     let clocks_before = CLOCKS.map(|(_, clock)| system::clock_ns(clock));
     let tsc_before = tsc::ordered();
+    first_mark.into_iter().for_each(mark);
     let start_ns = system::clock_ns(libc::CLOCK_MONOTONIC);
     let mut early = 0;
     let mut late_ns = Vec::with_capacity(usize::try_from(n.min(1 << 20)).unwrap_or(0));
@@ -34,6 +42,7 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
         early += u64::from(now_ns < due_ns);
         late_ns.push(now_ns.saturating_sub(due_ns));
     }
+    first_mark.into_iter().for_each(|first| mark(first + 1));
     let tsc_cycles = tsc::ordered().wrapping_sub(tsc_before);
     let clocks_after = CLOCKS.map(|(_, clock)| system::clock_ns(clock));
     late_ns.sort_unstable();

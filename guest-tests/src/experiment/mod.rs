@@ -1,7 +1,12 @@
 //! The experiments: one module each, with the same three steps: plan the VMs, run
 //! them, reduce what they printed to rows.
 
+pub mod bringup;
 pub mod clock_cost;
+pub mod contention_model;
+pub mod hpet_contention;
+pub mod start_up;
+pub mod timer_latency;
 
 use crate::progress::Progress;
 use crate::vm::{Guest, LabChoice, Outcome, Vm, VmError};
@@ -47,7 +52,20 @@ impl Common {
         files: &[(String, PathBuf)],
         arguments: &[&str],
     ) -> Vm {
-        let cmdline = format!("console=ttyS0 quiet panic=-1 run={jobs}");
+        self.linux_with(name, jobs, "", files, arguments)
+    }
+
+    /// The same with more words on the kernel's command line.
+    #[must_use]
+    pub fn linux_with(
+        &self,
+        name: &str,
+        jobs: &str,
+        words: &str,
+        files: &[(String, PathBuf)],
+        arguments: &[&str],
+    ) -> Vm {
+        let cmdline = format!("console=ttyS0 quiet panic=-1 {words} \"run={jobs}\"");
         let fixed = ["--kernel", "bzImage", "--initrd", "initrd", "--cmdline", &cmdline];
         let mut all: Vec<String> = fixed.iter().chain(arguments).map(ToString::to_string).collect();
         all.extend(self.vmm_arg.iter().cloned());

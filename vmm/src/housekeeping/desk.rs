@@ -10,6 +10,10 @@ use std::time::Duration;
 
 use crate::pinning;
 
+/// The clock counts as standing still after this many equal readings: each comes
+/// after a sleep, or more than the clock's 10 ns of work.
+pub(super) const STANDING: u32 = 64;
+
 /// What the thread and the publishers share.
 #[derive(Debug)]
 pub(super) struct Desk {
@@ -85,10 +89,12 @@ impl Desk {
     /// The thread's life. `timers` has one entry a slot.
     ///
     /// The clock is read anew after each sleep, so that a clock that runs slower
-    /// than the host's, or stands, never makes a timer early.
+    /// than the host's never makes a timer early. While it stands still, so does the
+    /// thread, until [`Desk::look_again`].
     pub fn serve(&self, clock: &dyn Clock, timers: &[Option<Arc<dyn Timers>>], poll: Duration) {
         pinning::refuse_timer_slack();
         let poll = u64::try_from(poll.as_nanos() / 10).unwrap_or(u64::MAX);
+        let (mut last, mut unmoved) = (0, 0);
         while !self.closed.load(Ordering::Acquire) {
             self.deadlines.work();
             if self.look_again.swap(false, Ordering::AcqRel) {
@@ -101,13 +107,15 @@ impl Desk {
                     timers.expire();
                 }
             });
-            if self.deadlines.earliest().saturating_sub(poll) <= now {
+            unmoved = if now == last { unmoved + 1 } else { 0 };
+            last = now;
+            if unmoved < STANDING && self.deadlines.earliest().saturating_sub(poll) <= now {
                 std::hint::spin_loop();
                 continue;
             }
             let until = self.deadlines.sleep();
             let left = until.saturating_sub(poll).saturating_sub(clock.now_10ns());
-            if until == NEVER {
+            if until == NEVER || unmoved >= STANDING {
                 thread::park();
             } else {
                 thread::park_timeout(Duration::from_nanos(left.saturating_mul(10)));

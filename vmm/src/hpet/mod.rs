@@ -132,7 +132,7 @@ impl Helper {
     ) -> Result<Self> {
         let thread = thread::Builder::new()
             .name(name.into())
-            .spawn(|| {
+            .spawn(move || {
                 signals::leave_to_main();
                 work();
             })

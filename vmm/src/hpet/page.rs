@@ -125,6 +125,8 @@ impl Page {
     /// Stores the counter until [`Page::stop`]; the thread's work. It sleeps while
     /// the counter is halted or the machine is paused.
     pub fn publish(&self, clock: &dyn Clock, lifecycle: &Lifecycle) {
+        // What was stored is never taken back, not even by a clock that stopped a moment before.
+        let mut latest = 0;
         let mut writer = self.lock();
         while !writer.stopping {
             let Some(view) = writer.view else {
@@ -142,31 +144,40 @@ impl Page {
                 State::Ending => break,
             }
             if self.period_10ns >= SLEPT_10NS {
-                let before = clock.now_10ns();
-                self.store(view.at(before));
+                latest = latest.max(clock.now_10ns());
+                self.store(view.at(latest));
                 let period = Duration::from_nanos(self.period_10ns * 10);
                 let slept = self.changed.wait_timeout(writer, period);
                 writer = slept.unwrap_or_else(PoisonError::into_inner).0;
-                let gap = clock.now_10ns().saturating_sub(before);
-                self.note(1, gap, gap);
+                let gap = clock.now_10ns().saturating_sub(latest);
+                // A shorter sleep was ended by a write of the guest.
+                if gap >= self.period_10ns {
+                    self.note(1, gap, gap);
+                }
                 continue;
             }
             writer.storing = true;
             drop(writer);
-            self.store_until_held(view, clock, lifecycle);
+            latest = self.store_until_held(view, clock, lifecycle, latest);
             writer = self.lock();
             writer.storing = false;
             self.changed.notify_all();
         }
     }
 
-    /// The busy loop.
-    fn store_until_held(&self, view: CounterView, clock: &dyn Clock, lifecycle: &Lifecycle) {
+    /// The busy loop; returns the time that it stored last, at least `latest`.
+    fn store_until_held(
+        &self,
+        view: CounterView,
+        clock: &dyn Clock,
+        lifecycle: &Lifecycle,
+        latest: u64,
+    ) -> u64 {
         let (mut stores, mut spent, mut longest) = (0, 0, 0);
-        let mut last = clock.now_10ns();
+        let mut last = latest.max(clock.now_10ns());
         while !self.hold.load(Ordering::Acquire) && lifecycle.state() == State::Running {
-            let now = clock.now_10ns();
-            let gap = now.saturating_sub(last);
+            let now = clock.now_10ns().max(last);
+            let gap = now - last;
             if gap < self.period_10ns {
                 std::hint::spin_loop();
                 continue;
@@ -180,6 +191,7 @@ impl Page {
             }
         }
         self.note(stores, spent, longest);
+        last
     }
 
     fn store(&self, counter: u64) {
@@ -242,5 +254,168 @@ impl Mirror for Page {
         if started {
             self.changed.notify_all();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ending::Ending;
+    use devices::bus::Device;
+    use devices::hpet::Hpet;
+    use devices::testing::Recorder;
+    use std::sync::Arc;
+    use std::time::Instant;
+
+    const CONFIG: u64 = 0x10;
+    const COMPARATOR: u64 = 0x108;
+
+    struct Monotonic(Instant);
+
+    impl Clock for Monotonic {
+        fn now_10ns(&self) -> u64 {
+            (self.0.elapsed().as_nanos() / 10) as u64
+        }
+    }
+
+    /// A device with a page, a thread that publishes, and a machine that runs.
+    struct Parts {
+        page: Arc<Page>,
+        device: Arc<Hpet>,
+        lifecycle: Lifecycle,
+    }
+
+    impl Parts {
+        fn write(&self, offset: u64, value: u64) {
+            self.device.write(offset, &value.to_le_bytes());
+        }
+
+        /// What a guest reads.
+        fn read(&self, offset: u64) -> u64 {
+            self.page.word(offset as usize / 8).load(Ordering::Acquire)
+        }
+
+        fn counter(&self) -> u64 {
+            self.read(COUNTER_OFFSET)
+        }
+
+        /// Returns when the counter in the page has left `value`.
+        fn wait_for_change_from(&self, value: u64) {
+            let started = Instant::now();
+            while self.counter() == value {
+                assert!(started.elapsed() < Duration::from_secs(20), "the counter stands still");
+            }
+        }
+    }
+
+    struct Stop<'a>(&'a Parts);
+
+    impl Drop for Stop<'_> {
+        fn drop(&mut self) {
+            self.0.lifecycle.end(Ending::Quit);
+            self.0.page.stop();
+        }
+    }
+
+    fn with_page(period_ns: u64, test: impl FnOnce(&Parts)) -> Resolution {
+        let page = Arc::new(Page::new(period_ns).map_err(|e| e.to_string()).unwrap());
+        let clock = Arc::new(Monotonic(Instant::now()));
+        let recorder = Arc::new(Recorder::default());
+        let device = Hpet::new(3, clock.clone(), recorder.clone(), recorder);
+        let device = Arc::new(device.with_mirror(page.clone()));
+        let parts = Parts { page, device, lifecycle: Lifecycle::new(0).unwrap() };
+        parts.lifecycle.resume();
+        std::thread::scope(|scope| {
+            let _stop = Stop(&parts);
+            scope.spawn(|| parts.page.publish(&*clock, &parts.lifecycle));
+            test(&parts);
+        });
+        parts.page.resolution()
+    }
+
+    #[test]
+    fn the_counter_runs_stands_and_takes_values_as_the_device_does() {
+        for period_ns in [0, 1000, 200_000] {
+            let measured = with_page(period_ns, |p| {
+                assert_eq!(p.counter(), 0);
+                p.write(CONFIG, 1);
+                p.wait_for_change_from(0);
+                p.write(CONFIG, 0);
+                let halted = p.counter();
+                assert_eq!(halted, p.device.counter());
+                p.write(COUNTER_OFFSET, 0x1234_5678_9abc_def0);
+                assert_eq!(p.counter(), 0x1234_5678_9abc_def0);
+                p.write(CONFIG, 1);
+                p.wait_for_change_from(0x1234_5678_9abc_def0);
+                assert!(p.counter() > 0x1234_5678_9abc_def0);
+            });
+            assert!(measured.stores == 0 || measured.mean_ns >= period_ns as f64, "{measured:?}");
+        }
+    }
+
+    #[test]
+    fn other_registers_follow_writes_while_the_counter_runs() {
+        with_page(0, |p| {
+            let mut low = [0; 8];
+            p.device.read(0, &mut low);
+            assert_eq!(p.read(0), u64::from_le_bytes(low));
+            p.write(CONFIG, 1);
+            for value in 1..1000 {
+                p.write(COMPARATOR, value << 40);
+                assert_eq!(p.read(COMPARATOR), value << 40);
+            }
+        });
+    }
+
+    #[test]
+    fn a_reader_never_sees_the_counter_go_back() {
+        with_page(0, |p| {
+            p.write(CONFIG, 1);
+            let done = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                let reader = scope.spawn(|| {
+                    let (mut last, mut backward, mut steps) = (0, 0_u64, 0_u64);
+                    while !done.load(Ordering::Relaxed) {
+                        let value = p.counter();
+                        backward += u64::from(value < last);
+                        steps += u64::from(value > last);
+                        last = value;
+                    }
+                    (backward, steps)
+                });
+                for round in 0..2000_u64 {
+                    p.write(CONFIG, 0);
+                    let halted = p.counter();
+                    assert_eq!(halted, p.device.counter(), "round {round}");
+                    // Forward by more than passes between this and the next look.
+                    p.write(COUNTER_OFFSET, halted + (1 << 40));
+                    p.write(CONFIG, 1);
+                    p.write(COUNTER_OFFSET, halted + (1 << 41));
+                }
+                done.store(true, Ordering::Relaxed);
+                let (backward, steps) = reader.join().unwrap();
+                assert_eq!(backward, 0);
+                assert!(steps > 0);
+            });
+        });
+    }
+
+    #[test]
+    fn a_paused_machine_costs_no_store() {
+        with_page(0, |p| {
+            p.write(CONFIG, 1);
+            p.wait_for_change_from(0);
+            p.lifecycle.pause();
+            // The thread may be about to store once more.
+            let started = Instant::now();
+            while p.page.lock().storing {
+                assert!(started.elapsed() < Duration::from_secs(20), "it goes on storing");
+            }
+            let still = p.counter();
+            std::thread::sleep(Duration::from_millis(5));
+            assert_eq!(p.counter(), still);
+            p.lifecycle.resume();
+            p.wait_for_change_from(still);
+        });
     }
 }

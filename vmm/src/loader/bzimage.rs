@@ -73,14 +73,14 @@ fn load_payload(
     format: payload::Format,
     packed: &[u8],
 ) -> Result<Kernel, String> {
-    let unpacked = payload::unpack(format, packed, memory::low_end(memory))?;
+    let init_size = u64::from(header.init_size);
+    let unpacked = payload::unpack(format, packed, init_size, memory::low_end(memory))?;
     let length = unpacked.len() as u64;
     let mut unpacked = Cursor::new(unpacked);
     let image = elf::parse(&mut unpacked, length).map_err(|e| format!("has a payload that {e}"))?;
     if image.long != is_64(&header) {
         return Err("has a damaged header: its payload is for the other word size".into());
     }
-    let init_size = u64::from(header.init_size);
     let protocol = if image.long { Protocol::Linux64(header) } else { Protocol::Linux32(header) };
     let loaded = image
         .check_entry(image.entry)

@@ -39,12 +39,21 @@ impl Format {
     }
 }
 
-/// Unpacks a payload to at most `limit` bytes.
-pub(super) fn unpack(format: Format, payload: &[u8], limit: u64) -> Result<Vec<u8>, String> {
+/// Unpacks a payload of at most `init_size` bytes (which covers it, by Linux's
+/// link script) to at most `limit` bytes.
+pub(super) fn unpack(
+    format: Format,
+    payload: &[u8],
+    init_size: u64,
+    limit: u64,
+) -> Result<Vec<u8>, String> {
     let damaged = |e: &dyn std::fmt::Display| format!("has a damaged {format:?} payload ({e})");
     let (packed, size) =
         payload.split_last_chunk::<4>().ok_or_else(|| damaged(&"it is too short"))?;
     let size = u64::from(u32::from_le_bytes(*size));
+    if size > init_size {
+        return Err(damaged(&format_args!("{size} bytes do not fit its init_size {init_size}")));
+    }
     if size > limit {
         return Err(format!(
             "unpacks to {} MiB, and the guest has {} MiB for it; give more --memory",
@@ -122,5 +131,135 @@ fn unpack_lzop(packed: &[u8], size: u64) -> Result<Vec<u8>, String> {
             unpacked.extend_from_slice(&block);
         }
         at += 12 + length;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    /// Compresses well, and not into one run.
+    fn sample() -> Vec<u8> {
+        (0..700_000u32).map(|i| (i / 7 % 251) as u8 ^ (i >> 12) as u8).collect()
+    }
+
+    /// As Linux's build would leave it: the size stands at the end.
+    fn packed(format: Format, bytes: &[u8]) -> Vec<u8> {
+        let mut out = Vec::new();
+        match format {
+            Format::Gzip => {
+                let level = flate2::Compression::fast();
+                let mut writer = flate2::write::GzEncoder::new(&mut out, level);
+                writer.write_all(bytes).unwrap();
+                writer.finish().unwrap();
+                return out;
+            }
+            Format::Bzip2 => {
+                let level = bzip2::Compression::fast();
+                let mut writer = bzip2::write::BzEncoder::new(&mut out, level);
+                writer.write_all(bytes).unwrap();
+                writer.finish().unwrap();
+            }
+            Format::Lzma => {
+                let options = lzma_rust2::LzmaOptions::with_preset(1);
+                let writer = lzma_rust2::LzmaWriter::new_use_header(&mut out, &options, None);
+                let mut writer = writer.unwrap();
+                writer.write_all(bytes).unwrap();
+                writer.finish().unwrap();
+            }
+            Format::Xz => {
+                let options = lzma_rust2::XzOptions::with_preset(1);
+                let mut writer = lzma_rust2::XzWriter::new(&mut out, options).unwrap();
+                writer.write_all(bytes).unwrap();
+                writer.finish().unwrap();
+            }
+            Format::Lzo => {
+                out.extend(b"\x89LZO\0\r\n\x1a\n");
+                out.extend([0x10, 0x30, 0x20, 0xa0, 0x09, 0x40, 1, 5]); // versions, method, level
+                out.extend([0; 16]); // flags, mode, time
+                out.extend([4]);
+                out.extend(b"name");
+                out.extend([0; 4]); // checksum of the header
+                for block in bytes.chunks(LZO_BLOCK) {
+                    let small = lzokay_native::compress(block).unwrap();
+                    out.extend((block.len() as u32).to_be_bytes());
+                    out.extend((small.len() as u32).to_be_bytes());
+                    out.extend([0; 4]); // checksum of the block
+                    out.extend(small);
+                }
+                out.extend([0; 4]);
+            }
+            Format::Lz4 => {
+                out.extend([0x02, 0x21, 0x4c, 0x18]);
+                let small = lz4_flex::block::compress(bytes);
+                out.extend((small.len() as u32).to_le_bytes());
+                out.extend(small);
+            }
+            Format::Zstd => {
+                let level = ruzstd::encoding::CompressionLevel::Fastest;
+                out = ruzstd::encoding::compress_to_vec(bytes, level);
+            }
+        }
+        out.extend((bytes.len() as u32).to_le_bytes());
+        out
+    }
+
+    const ALL: [Format; 7] = [
+        Format::Gzip,
+        Format::Bzip2,
+        Format::Lzma,
+        Format::Xz,
+        Format::Lzo,
+        Format::Lz4,
+        Format::Zstd,
+    ];
+
+    #[test]
+    fn every_format_of_linux_is_unpacked() {
+        let bytes = sample();
+        for format in ALL {
+            let packed = packed(format, &bytes);
+            assert_eq!(Format::of(&packed), Some(format));
+            let unpacked = unpack(format, &packed, 1 << 20, 1 << 20);
+            assert!(unpacked.as_ref() == Ok(&bytes), "{format:?}: {:?}", unpacked.err());
+        }
+        assert_eq!(Format::of(b"what"), None);
+        assert_eq!(Format::of(b""), None);
+    }
+
+    #[test]
+    fn damage_is_told_never_booted() {
+        let bytes = sample();
+        for format in ALL {
+            let good = packed(format, &bytes);
+            for length in [0, 3, 4, 20, good.len() / 2, good.len() - 5, good.len() - 1] {
+                let error = unpack(format, &good[..length], 1 << 20, 1 << 20);
+                assert!(error.is_err(), "{format:?} cut at {length}");
+            }
+            // Every format's stream has no room for a wrong length.
+            let mut longer = good.clone();
+            let at = longer.len() - 4;
+            longer[at..].copy_from_slice(&(bytes.len() as u32 - 1).to_le_bytes());
+            let error = unpack(format, &longer, 1 << 20, 1 << 20).unwrap_err();
+            assert!(error.contains("damaged"), "{error}");
+        }
+    }
+
+    #[test]
+    fn nothing_unpacks_to_more_than_the_limit() {
+        let bytes = vec![0; 4 << 20];
+        for format in ALL {
+            let mut bomb = packed(format, &bytes);
+            let error = unpack(format, &bomb, 8 << 20, 1 << 20).unwrap_err();
+            assert!(error.contains("--memory"), "{format:?}: {error}");
+            let error = unpack(format, &bomb, 1 << 20, 8 << 20).unwrap_err();
+            assert!(error.contains("init_size"), "{format:?}: {error}");
+            // One that lies about its size is stopped a byte beyond it.
+            let at = bomb.len() - 4;
+            bomb[at..].copy_from_slice(&1000u32.to_le_bytes());
+            let error = unpack(format, &bomb, 8 << 20, 1 << 20).unwrap_err();
+            assert!(error.contains("damaged"), "{format:?}: {error}");
+        }
     }
 }

@@ -59,7 +59,8 @@ pub fn run(command: &mut Command, limit: Duration) -> Outcome {
     Outcome { status, stdout, stderr, elapsed }
 }
 
-fn gather(mut stream: impl Read + Send + 'static) -> std::thread::JoinHandle<String> {
+/// Reads a stream to its end, on a thread.
+pub fn gather(mut stream: impl Read + Send + 'static) -> std::thread::JoinHandle<String> {
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
         let _ = stream.read_to_end(&mut bytes);

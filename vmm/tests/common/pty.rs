@@ -1,4 +1,5 @@
 //! A terminal for the binary under test, and somebody who types on it.
+#![allow(dead_code)] // each test file uses a part
 
 use std::fs::File;
 use std::io::{Read, Write};

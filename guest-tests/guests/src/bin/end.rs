@@ -1,6 +1,7 @@
 //! Ends in the way that `how` names, for tests of the VMM's exit status: `power-off`, `reboot`
 //! (keyboard controller), `reset` (ACPI), `panic`, `triple-fault`, `emulation-failure`; or does not
-//! end: `halt`, `spin`. Before that it sends `talk` bytes (0) to the console.
+//! end: `halt`, `spin`. Before that it brings up `cpus` vCPUs (those named, else only itself) and
+//! sends `talk` bytes (0) to the console.
 #![no_std]
 #![no_main]
 
@@ -9,7 +10,7 @@ use core::arch::global_asm;
 use guests::args::Args;
 use guests::console::ResultLine;
 use guests::cpu::Cpu;
-use guests::{guest_main, port, power, ring0};
+use guests::{guest_main, port, power, ring0, smp};
 
 guest_main!(main);
 
@@ -46,8 +47,11 @@ global_asm!(
     "  hlt",
 );
 
-fn main(args: &Args, _cpu: &'static Cpu) {
+fn main(args: &Args, cpu: &'static Cpu) {
     let how = args.text("how").unwrap_or("power-off");
+    if args.text("cpus").is_some() {
+        smp::start(args, cpu, |_| ());
+    }
     ResultLine::new("end").text("how", how).end();
     for count in 0..args.number("talk", 0) {
         port::out8(COM1, if count % 64 == 63 { b'\n' } else { b'.' });

@@ -1,0 +1,217 @@
+//! The HPET of the real binary, from inside a guest.
+
+mod common;
+
+use common::{Outcome, gather, guest, kvm_or_skip, results, run, tail, vmm, wait};
+use serde_json::Value;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(100);
+
+fn boot(name: &str, arguments: &[&str]) -> Outcome {
+    let ran = run(vmm().arg("--kernel").arg(guest(name)).args(arguments), LIMIT);
+    assert_eq!(ran.status, 0, "{arguments:?}: {}\n{}", ran.stderr, tail(&ran.stdout));
+    ran
+}
+
+/// The one result line that has the field `key`.
+fn line(ran: &Outcome, key: &str) -> Value {
+    let lines = results(&ran.stdout);
+    let found = lines.into_iter().find(|line| line.get(key).is_some());
+    found.unwrap_or_else(|| panic!("no {key}:\n{}", ran.stdout))
+}
+
+fn count(line: &Value, key: &str) -> u64 {
+    line[key].as_u64().unwrap_or_else(|| panic!("no number {key} in {line}"))
+}
+
+#[test]
+fn page_and_exit_are_the_same_to_the_conformance_guest() {
+    if !kvm_or_skip("page_and_exit_are_the_same_to_the_conformance_guest") {
+        return;
+    }
+    for timers in ["3", "8"] {
+        let conform = |mode| {
+            let ran = boot("guest-hpet-conformance", &["--hpet", mode, "--hpet-timers", timers]);
+            assert_eq!(count(&line(&ran, "failed"), "failed"), 0, "{mode}:\n{}", ran.stdout);
+            ran.stdout
+        };
+        assert_eq!(conform("exit"), conform("page"));
+    }
+}
+
+#[test]
+fn without_an_hpet_nothing_answers() {
+    if !kvm_or_skip("without_an_hpet_nothing_answers") {
+        return;
+    }
+    let arguments = ["--hpet", "off", "--hv-tsc-page", "--cmdline", "clock=hpet"];
+    let kernel = guest("guest-hpet-contention");
+    let ran = run(vmm().arg("--kernel").arg(kernel).args(arguments), LIMIT);
+    assert!(ran.stdout.contains("this machine has none"), "{}", ran.stdout);
+}
+
+#[test]
+fn the_counter_never_goes_back_between_vcpus() {
+    if !kvm_or_skip("the_counter_never_goes_back_between_vcpus") {
+        return;
+    }
+    for mode in ["exit", "page"] {
+        let arguments = ["--hpet", mode, "--cpus", "2", "--hv-tsc-page"];
+        let cmdline = ["--cmdline", "clock=hpet ms=2000 check_every=1 cpus=2"];
+        let ran = boot("guest-hpet-contention", &[&arguments[..], &cmdline].concat());
+        let seen = line(&ran, "backward");
+        assert_eq!((count(&seen, "backward"), count(&seen, "cpus")), (0, 2), "{mode}: {seen}");
+        // Two seconds of reads: exits take up to 100 µs where ring 0 is interpreted.
+        let least = if mode == "page" { 1_000_000 } else { 1_000 };
+        assert!(count(&seen, "reads") >= least, "{mode}: {seen}");
+    }
+}
+
+#[test]
+fn a_page_read_is_no_exit() {
+    if !kvm_or_skip("a_page_read_is_no_exit") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("stats.json");
+    let shown = file.display().to_string();
+    let arguments = ["--hpet", "page", "--hv-tsc-page", "--stats", &shown, "-v"];
+    let ran =
+        boot("guest-hpet-contention", &[&arguments[..], &["--cmdline", "clock=hpet"]].concat());
+    assert!(count(&line(&ran, "reads"), "reads") > 100_000, "{}", ran.stdout);
+    let stats: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    let devices = stats["exits"]["mmio"].as_array().expect("rows of the MMIO bus");
+    let hpet = devices.iter().find(|row| row["name"] == "hpet").expect("a row of the HPET");
+    assert_eq!(hpet["reads"]["count"], 0, "{hpet}");
+    assert!(count(&hpet["writes"], "count") >= 1, "the guest starts the counter: {hpet}");
+    let page = &stats["hpet"]["page"];
+    assert!(count(page, "stores") > 0 && page["mean_ns"].as_f64() > Some(0.0), "{page}");
+    assert!(ran.stderr.contains("HPET page: "), "{}", ran.stderr);
+}
+
+#[test]
+fn the_page_keeps_the_period_it_is_given() {
+    if !kvm_or_skip("the_page_keeps_the_period_it_is_given") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("stats.json");
+    let shown = file.display().to_string();
+    for period in [2_000, 500_000] {
+        let text = period.to_string();
+        let arguments = ["--hpet", "page", "--hpet-page-period", &text, "--stats", &shown];
+        let more = ["--hv-tsc-page", "--cmdline", "clock=hpet"];
+        boot("guest-hpet-contention", &[&arguments[..], &more].concat());
+        let stats: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        let page = &stats["hpet"]["page"];
+        assert_eq!(count(page, "period_ns"), period, "{page}");
+        assert!(page["mean_ns"].as_f64().expect("a mean") >= period as f64, "{page}");
+    }
+}
+
+/// Timers that are armed as no sane guest would: the guest goes on, at most
+/// 100 000 interrupts a second come, and the machine ends when it is told to.
+#[test]
+fn no_period_stops_the_guest_or_us() {
+    if !kvm_or_skip("no_period_stops_the_guest_or_us") {
+        return;
+    }
+    for mode in ["exit", "page"] {
+        for words in [
+            "timers=1 period=0",
+            "timers=1 period=1",
+            "timers=1 period=1 first=0",
+            "timers=32 period=1",
+            "timers=32 period=0 first=1",
+        ] {
+            let arguments = ["--hpet", mode, "--hpet-timers", "32", "--hv-tsc-page"];
+            let ran = boot("guest-hpet-ticks", &[&arguments[..], &["--cmdline", words]].concat());
+            let seen = line(&ran, "interrupts");
+            let most = count(&seen, "elapsed_ms") * 100 + 32;
+            assert!(count(&seen, "interrupts") <= most, "{mode} {words}: {seen}");
+            assert!(count(&seen, "rounds") > 10_000, "{mode} {words}: {seen}");
+            let repeats = words.contains("period=1") && !words.contains("first=0");
+            assert_eq!(count(&seen, "interrupts") > 1, repeats, "{mode} {words}: {seen}");
+        }
+    }
+}
+
+#[test]
+fn a_machine_under_a_timer_storm_still_ends_when_told() {
+    if !kvm_or_skip("a_machine_under_a_timer_storm_still_ends_when_told") {
+        return;
+    }
+    let mut child = ticking("timers=32 period=1 ms=100000", &["--hpet-timers", "32"]);
+    let asked = Instant::now();
+    signal(&child.process, libc::SIGTERM);
+    let status = wait(&mut child.process, LIMIT);
+    assert_eq!(status, Some(128 + libc::SIGTERM), "{}", child.finish());
+    assert!(asked.elapsed() < Duration::from_secs(5), "{:?}", asked.elapsed());
+}
+
+/// Stops the process and lets it go on: what was missed does not come at once.
+/// `HPET_STOP_SECONDS` makes it longer than the usual 3 s.
+#[test]
+fn a_stopped_process_catches_up_with_no_storm() {
+    if !kvm_or_skip("a_stopped_process_catches_up_with_no_storm") {
+        return;
+    }
+    let seconds = std::env::var("HPET_STOP_SECONDS").map_or(3, |text| text.parse().unwrap());
+    // A tick every millisecond, and two seconds of running besides the stop.
+    let words = format!("period=100000 window_us=20000 ms={}", (seconds + 2) * 1000);
+    let mut child = ticking(&words, &[]);
+    signal(&child.process, libc::SIGSTOP);
+    std::thread::sleep(Duration::from_secs(seconds));
+    signal(&child.process, libc::SIGCONT);
+    let status = wait(&mut child.process, LIMIT + Duration::from_secs(seconds));
+    let console = child.finish();
+    assert_eq!(status, Some(0), "{console}");
+    let lines = results(&console);
+    let seen = lines.iter().find(|line| line.get("interrupts").is_some()).expect("the end");
+    // 20 in a window of 20 ms, one for the stop, and one at either edge.
+    assert!(count(seen, "most_in_window") <= 23, "{seen}");
+    assert!(count(seen, "interrupts") <= 2_000 + 50, "{seen}");
+    // A busy host merges ticks; it must not lose the timer.
+    assert!(count(seen, "interrupts") >= 20, "{seen}");
+}
+
+/// A guest with its timers armed.
+struct Ticking {
+    process: Child,
+    console: std::thread::JoinHandle<String>,
+    said: String,
+}
+
+impl Ticking {
+    fn finish(self) -> String {
+        self.said + &self.console.join().expect("text")
+    }
+}
+
+fn ticking(words: &str, arguments: &[&str]) -> Ticking {
+    let mut process = vmm()
+        .arg("--kernel")
+        .arg(guest("guest-hpet-ticks"))
+        .args(["--hv-tsc-page", "--cmdline", words])
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
+    let mut console = BufReader::new(process.stdout.take().expect("piped"));
+    let mut said = String::new();
+    while !said.contains("\"armed\"") {
+        assert!(console.read_line(&mut said).expect("text") > 0, "{said}");
+    }
+    Ticking { process, console: gather(console), said }
+}
+
+fn signal(child: &Child, number: i32) {
+    let id = i32::try_from(child.id()).expect("a process id");
+    // SAFETY: signals a child that has not been waited for; reads no memory.
+    assert_eq!(unsafe { libc::kill(id, number) }, 0);
+}

@@ -1,0 +1,262 @@
+//! Standard input and output of every kind.
+
+mod common;
+#[path = "common/pty.rs"]
+mod pty;
+
+use common::{Outcome, guest, kvm_or_skip, results, run, tail, vmm, wait};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(60);
+const PASTE: usize = 64 << 10;
+
+fn machine(name: &str, cmdline: &str) -> Command {
+    let mut command = vmm();
+    command.arg("--kernel").arg(guest(name)).args(["--memory", "32M", "--cmdline", cmdline]);
+    command
+}
+
+/// Every byte value, in an order without a short period.
+fn paste() -> Vec<u8> {
+    (0..PASTE as u64).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
+}
+
+fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+fn assert_echoed(console: &str, bytes: &[u8]) {
+    let results = results(console);
+    let echoed = results.last().unwrap_or_else(|| panic!("{}", tail(console)));
+    assert_eq!(echoed["bytes"], bytes.len(), "{echoed}");
+    assert_eq!(echoed["fnv1a"], fnv1a(bytes), "{echoed}");
+}
+
+/// Runs to the end with this as standard input.
+fn run_with(input: Stdio, command: &mut Command) -> Outcome {
+    let child = command.stdin(input).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    finish(child.expect("the binary starts"))
+}
+
+fn finish(mut child: Child) -> Outcome {
+    let started = Instant::now();
+    let (mut stdout, mut stderr) = (String::new(), String::new());
+    let mut out = child.stdout.take().expect("piped");
+    let reader = std::thread::spawn(move || {
+        let _ = out.read_to_string(&mut stdout);
+        stdout
+    });
+    let status = wait(&mut child, LIMIT).expect("an end");
+    let _ = child.stderr.take().expect("piped").read_to_string(&mut stderr);
+    let stdout = reader.join().expect("the console");
+    Outcome { status, stdout, stderr, elapsed: started.elapsed() }
+}
+
+#[test]
+fn sixty_four_kib_arrive_intact_from_a_pipe_and_from_a_file() {
+    if !kvm_or_skip("sixty_four_kib_arrive_intact_from_a_pipe_and_from_a_file") {
+        return;
+    }
+    let bytes = paste();
+    let cmdline = format!("count={PASTE}");
+    let mut command = machine("guest-echo", &cmdline);
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
+    let (mut pipe, all) = (child.stdin.take().expect("piped"), bytes.clone());
+    let writer = std::thread::spawn(move || pipe.write_all(&all));
+    assert_echoed(&finish(child).stdout, &bytes);
+    writer.join().expect("the writer").expect("the pipe took all");
+
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("input");
+    std::fs::write(&path, &bytes).expect("a file");
+    let file = File::open(&path).expect("a file");
+    assert_echoed(&run_with(file.into(), &mut machine("guest-echo", &cmdline)).stdout, &bytes);
+}
+
+#[test]
+fn sixty_four_kib_pasted_on_a_terminal_arrive_intact() {
+    if !kvm_or_skip("sixty_four_kib_pasted_on_a_terminal_arrive_intact") {
+        return;
+    }
+    let pty = pty::Pty::new();
+    // Ctrl-A is the one byte with a meaning of its own.
+    let bytes: Vec<u8> = paste().into_iter().map(|b| if b == 1 { 2 } else { b }).collect();
+    let mut child = pty.spawn(&mut machine("guest-echo", &format!("count={PASTE}")));
+    pty.expect(0, "ready");
+    pty.type_in(&bytes);
+    assert_eq!(wait(&mut child, LIMIT), Some(0), "{}", pty.text());
+    assert_echoed(&pty.text(), &bytes);
+}
+
+#[test]
+fn the_end_of_input_ends_nothing_and_costs_nothing() {
+    if !kvm_or_skip("the_end_of_input_ends_nothing_and_costs_nothing") {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("input");
+    std::fs::write(&path, "three\n").expect("a file");
+    let closed_pipe = || {
+        let mut ends = [-1; 2];
+        // SAFETY: pipe fills both descriptors; the writing end is closed here and
+        // the reading end is owned by the Stdio.
+        unsafe {
+            use std::os::fd::FromRawFd;
+            assert_eq!(libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC), 0);
+            libc::close(ends[1]);
+            Stdio::from(std::os::fd::OwnedFd::from_raw_fd(ends[0]))
+        }
+    };
+    for (what, input) in [
+        ("/dev/null", Stdio::null()),
+        ("a file", File::open(&path).expect("a file").into()),
+        ("a closed pipe", closed_pipe()),
+        ("/dev/zero", File::open("/dev/zero").expect("a device").into()),
+        ("nothing", Stdio::null()),
+    ] {
+        let mut command = machine("guest-end", "how=halt");
+        command.args(["--timeout", "2"]);
+        if what == "nothing" {
+            // SAFETY: close is safe between fork and exec.
+            unsafe {
+                command.pre_exec(|| {
+                    libc::close(0);
+                    Ok(())
+                });
+            }
+        }
+        let child = command.stdin(input).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        let (status, used) = status_and_cpu_time(&child.expect("the binary starts"));
+        assert_eq!(status, 36, "{what}");
+        println!("{what}: {used:?} of CPU time in 2 s, start included");
+        // 5 % of two seconds, and what starting costs a debug build.
+        assert!(used < Duration::from_millis(100 + 200), "{what}: {used:?}");
+    }
+}
+
+/// Waits for the end; the exit code, and the CPU time of the whole life.
+fn status_and_cpu_time(child: &Child) -> (i32, Duration) {
+    let mut status = 0;
+    // SAFETY: `rusage` is plain data, filled by wait4 for a child of ours that
+    // nobody else waits for.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        let id = child.id() as i32;
+        assert_eq!(libc::wait4(id, &raw mut status, 0, &raw mut usage), id);
+        usage
+    };
+    let time = |t: libc::timeval| Duration::new(t.tv_sec as u64, t.tv_usec as u32 * 1000);
+    (libc::WEXITSTATUS(status), time(usage.ru_utime) + time(usage.ru_stime))
+}
+
+#[test]
+fn a_flood_of_input_stays_outside() {
+    if !kvm_or_skip("a_flood_of_input_stays_outside") {
+        return;
+    }
+    let mut command = machine("guest-end", "how=halt");
+    command.args(["--timeout", "2"]).stdin(Stdio::piped());
+    let mut child = command.stdout(Stdio::null()).spawn().expect("the binary starts");
+    let mut pipe = child.stdin.take().expect("piped");
+    let flood = std::thread::spawn(move || {
+        let mut sent = 0_usize;
+        while let Ok(n) = pipe.write(&[b'x'; 4096]) {
+            sent += n;
+        }
+        sent
+    });
+    let id = child.id();
+    let mut peak = 0;
+    while child.try_wait().expect("our child").is_none() {
+        peak = peak.max(anonymous_kib(id).unwrap_or(0));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let sent = flood.join().expect("the flood");
+    println!("{sent} bytes left the sender; anonymous memory at most {peak} KiB");
+    // The pipe's own 64 KiB, one chunk of ours, the guest's FIFO.
+    assert!(sent <= (64 << 10) + 4096 + 64, "{sent}");
+    assert!(peak < 24 << 10, "{peak} KiB");
+}
+
+fn anonymous_kib(process: u32) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
+    line.trim().strip_suffix(" kB")?.trim().parse().ok()
+}
+
+#[test]
+fn a_blocked_stdout_does_not_stop_the_guest() {
+    if !kvm_or_skip("a_blocked_stdout_does_not_stop_the_guest") {
+        return;
+    }
+    // Three times what the pipe holds, and then power-off: a guest that waited for
+    // its console would never get there.
+    let mut command = machine("guest-end", "how=power-off talk=200000");
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
+    let unread = child.stdout.take();
+    assert_eq!(wait(&mut child, LIMIT), Some(0));
+    let mut said = String::new();
+    child.stderr.take().expect("piped").read_to_string(&mut said).expect("text");
+    assert!(said.contains("dropped"), "{said}");
+    drop(unread);
+}
+
+#[test]
+fn the_serial_line_leads_where_it_is_told() {
+    if !kvm_or_skip("the_serial_line_leads_where_it_is_told") {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("log");
+    let to_file = format!("file={}", path.display());
+    let outcome = run(machine("guest-end", "how=power-off").args(["--serial", &to_file]), LIMIT);
+    assert_eq!((outcome.status, outcome.stdout.as_str()), (0, ""), "{}", outcome.stderr);
+    assert!(std::fs::read_to_string(&path).expect("a log").contains("power-off"));
+
+    let outcome = run(machine("guest-end", "how=power-off").args(["--serial", "none"]), LIMIT);
+    assert_eq!((outcome.status, outcome.stdout.as_str()), (0, ""), "{}", outcome.stderr);
+
+    let nowhere = "file=/no/such/directory/log";
+    let outcome = run(machine("guest-end", "how=power-off").args(["--serial", nowhere]), LIMIT);
+    assert_eq!(outcome.status, 35, "{}", outcome.stderr);
+    assert!(outcome.stderr.contains(nowhere), "{}", outcome.stderr);
+}
+
+#[test]
+fn a_pseudo_terminal_carries_both_directions() {
+    if !kvm_or_skip("a_pseudo_terminal_carries_both_directions") {
+        return;
+    }
+    let mut command = machine("guest-echo", "count=4");
+    command.args(["--serial", "pty"]).stdin(Stdio::null()).stdout(Stdio::null());
+    let mut child = command.stderr(Stdio::piped()).spawn().expect("the binary starts");
+    let mut said = std::io::BufReader::new(child.stderr.take().expect("piped"));
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut said, &mut line).expect("a line");
+    let name = line.trim().rsplit(' ').next().expect("a name");
+    let mut terminal = File::options().read(true).write(true).open(name).expect(&line);
+    terminal.write_all(b"\x01\x03\x11\xff").expect("the terminal takes input");
+    let mut console = String::new();
+    while !console.contains("[1,3,17,255]") {
+        let mut chunk = [0; 256];
+        let n = terminal.read(&mut chunk).expect("output");
+        console.push_str(&String::from_utf8_lossy(&chunk[..n]));
+    }
+    assert_eq!(wait(&mut child, LIMIT), Some(0), "{console}");
+}
