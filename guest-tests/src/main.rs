@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 use guest_tests::experiment::{
-    Common, bringup, clock_cost, hpet_contention, start_up, timer_latency,
+    Common, bringup, clock_cost, drift, hpet_contention, nmi_storm, order, start_up, timer_latency,
 };
 use guest_tests::report::Outputs;
 use guest_tests::vm::VmError;
@@ -32,6 +32,12 @@ enum Experiment {
     StartUp(start_up::Options),
     /// How late a timer's handler runs, by who serves the timer
     TimerLatency(timer_latency::Options),
+    /// Clocks read from an NMI handler and from what it interrupts: does one go back?
+    NmiStorm(nmi_storm::Options),
+    /// Clocks read by one vCPU after the other: does one go back?
+    Order(order::Options),
+    /// How each clock drifts from the host's over minutes
+    Drift(drift::Options),
 }
 
 fn main() -> ExitCode {
@@ -42,6 +48,9 @@ fn main() -> ExitCode {
         Experiment::Bringup(options) => bringup::run(&cli.common, options),
         Experiment::StartUp(options) => start_up::run(&cli.common, options),
         Experiment::TimerLatency(options) => timer_latency::run(&cli.common, options),
+        Experiment::NmiStorm(options) => nmi_storm::run(&cli.common, options),
+        Experiment::Order(options) => order::run(&cli.common, options),
+        Experiment::Drift(options) => drift::run(&cli.common, options),
     };
     let delivered =
         report.map_err(|e| e.to_string()).and_then(|report| report.deliver(&cli.outputs));
