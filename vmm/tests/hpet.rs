@@ -198,6 +198,31 @@ fn a_stopped_process_catches_up_with_no_storm() {
     assert!(count(seen, "interrupts") >= 20, "{seen}");
 }
 
+#[test]
+fn its_threads_run_on_housekeeping_cpus() {
+    if !kvm_or_skip("its_threads_run_on_housekeeping_cpus") {
+        return;
+    }
+    let arguments = ["--hpet", "page", "--housekeeping", "0"];
+    let mut child = ticking("then=halt", &arguments);
+    let tasks = format!("/proc/{}/task", child.process.id());
+    let mut seen = Vec::new();
+    for task in std::fs::read_dir(tasks).expect("threads") {
+        let path = task.expect("a thread").path();
+        let name = std::fs::read_to_string(path.join("comm")).expect("a name");
+        if name.starts_with("hpet-") {
+            let status = std::fs::read_to_string(path.join("status")).expect("its status");
+            let allowed = status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:"));
+            assert_eq!(allowed.map(str::trim), Some("0"), "{name}");
+            seen.push(name.trim_end().to_owned());
+        }
+    }
+    seen.sort();
+    assert_eq!(seen, ["hpet-page", "hpet-timer"]);
+    signal(&child.process, libc::SIGTERM);
+    assert_eq!(wait(&mut child.process, LIMIT), Some(128 + libc::SIGTERM), "{}", child.finish());
+}
+
 /// A halted guest whose HPET counts, with timers that match at every tick but may
 /// not interrupt: nothing of ours runs, and no deadline is waited for.
 #[test]
