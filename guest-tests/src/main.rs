@@ -2,7 +2,8 @@
 
 use clap::{Parser, Subcommand};
 use guest_tests::experiment::{
-    Common, bench, bringup, clock_cost, cyclictest, hpet_contention, start_up, timer_latency,
+    Common, bench, bringup, clock_cost, cyclictest, drift, hpet_contention, nmi_storm, order,
+    start_up, timer_latency,
 };
 use guest_tests::report::Outputs;
 use guest_tests::vm::VmError;
@@ -36,6 +37,12 @@ enum Experiment {
     TimerLatency(timer_latency::Options),
     /// cyclictest in a Linux guest, by who serves its timers
     Cyclictest(cyclictest::Options),
+    /// Clocks read from an NMI handler and from what it interrupts: does one go back?
+    NmiStorm(nmi_storm::Options),
+    /// Clocks read by one vCPU after the other: does one go back?
+    Order(order::Options),
+    /// How each clock drifts from the host's over minutes
+    Drift(drift::Options),
 }
 
 fn main() -> ExitCode {
@@ -48,6 +55,9 @@ fn main() -> ExitCode {
         Experiment::Bench(options) => bench::run(&cli.common, options),
         Experiment::TimerLatency(options) => timer_latency::run(&cli.common, options),
         Experiment::Cyclictest(options) => cyclictest::run(&cli.common, options),
+        Experiment::NmiStorm(options) => nmi_storm::run(&cli.common, options),
+        Experiment::Order(options) => order::run(&cli.common, options),
+        Experiment::Drift(options) => drift::run(&cli.common, options),
     };
     let delivered =
         report.map_err(|e| e.to_string()).and_then(|report| report.deliver(&cli.outputs));

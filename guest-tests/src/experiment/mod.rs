@@ -6,7 +6,11 @@ pub mod bringup;
 pub mod clock_cost;
 pub mod contention_model;
 pub mod cyclictest;
+pub mod drift;
+mod driven;
 pub mod hpet_contention;
+pub mod nmi_storm;
+pub mod order;
 pub mod start_up;
 pub mod timer_latency;
 
