@@ -409,11 +409,11 @@ fn ratios(reads: &[(Trial, Best)], most: u32) -> Vec<String> {
 fn linux(common: &Common, cpus: u32) -> Result<Vec<Row>, VmError> {
     let files = linux_files()?;
     let count = cpus.to_string();
-    // The words after the jobs go to the kernel.
-    const JOBS: &str = "clocksource,contend:3,poweroff clocksource=hpet";
+    const JOBS: &str = "clocksource,contend:3,poweroff";
     let vm = |mode: &str| {
         let name = format!("Linux on the HPET, {mode}");
-        common.linux(&name, JOBS, &files, &["--hpet", mode, "--cpus", &count])
+        let arguments = ["--hpet", mode, "--cpus", &count];
+        common.linux_with(&name, JOBS, "clocksource=hpet", &files, &arguments)
     };
     let modes = ["exit", "page"];
     let vms = modes.map(vm);
