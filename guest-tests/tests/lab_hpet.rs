@@ -62,8 +62,14 @@ fn an_idle_linux_leaves_the_hpet_alone() {
 fn all_cpus_of_linux_read_the_hpet_and_time_never_goes_back() {
     const JOBS: &str = "clocksource,contend:2,dmesg,poweroff";
     const WORDS: &str = "clocksource=hpet";
-    let modes = ["exit", "page"];
-    let vms = modes.map(|mode| linux(JOBS, WORDS, &["--hpet", mode, "--cpus", "2"]));
+    let vm = |mode| linux(JOBS, WORDS, &["--hpet", mode, "--cpus", "2"]);
+    let (mut modes, mut vms) = (vec!["exit"], vec![vm("exit")]);
+    if vms[0].in_lab {
+        println!("SKIPPED --hpet page: the lab has one CPU, and hpet-page needs one of its own");
+    } else {
+        modes.push("page");
+        vms.push(vm("page"));
+    }
     let outcomes = run_all(&vms).unwrap_or_else(|e| panic!("{e}"));
     for (mode, ran) in modes.iter().zip(&outcomes) {
         assert_eq!(text(&line(ran, "clocksource"), "current"), Some("hpet"), "{mode}");
