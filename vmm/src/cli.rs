@@ -130,6 +130,9 @@ pub struct RunOptions {
     /// Take commands there, one JSON object a line
     #[arg(long, value_name = "SOCKET")]
     pub control: Option<PathBuf>,
+    /// Let every thread call all of the host's kernel
+    #[arg(long)]
+    pub no_seccomp: bool,
     /// Refine the reference clock's rate in the background
     #[arg(long, value_name = "ON|OFF", value_enum, default_value_t = Switch::On, hide_possible_values = true)]
     pub clock_discipline: Switch,

@@ -41,6 +41,7 @@ pub mod pause;
 pub mod pinning;
 pub mod probe;
 pub mod registers;
+pub mod seccomp;
 pub mod serial_to;
 pub mod signals;
 pub mod stats;

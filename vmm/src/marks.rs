@@ -9,7 +9,7 @@
 //! | `kernel loaded` | kernel, initrd, command line and tables are in it |
 //! | `vcpus ready` | the last vCPU is created and set up |
 //! | `vcpu 0 enters` | right before its first KVM_RUN: the nearest that we can see to the first guest instruction |
-//! | `last vcpu enters` | the same of the last thread; APs wait inside KVM_RUN |
+//! | `last vcpu enters` | the same of the last thread; APs wait for SIPI inside KVM_RUN |
 //! | `first console byte` | of a guest that says so early, the kernel's entry |
 //! | `guest …` | a byte on the mark port: see [`devices::marks`] |
 
