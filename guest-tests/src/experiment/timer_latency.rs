@@ -400,7 +400,6 @@ fn series(sums: &[Option<Sum>], configs: &[Config]) -> Vec<Series> {
 mod tests {
     use super::*;
     use crate::host::Kind;
-    use serde_json::Value;
     use std::time::Duration;
 
     fn outcome(stats: serde_json::Value) -> Outcome {
