@@ -1,6 +1,7 @@
 //! The `clocklab` command: runs an experiment and prints its table.
 
 use clap::{Parser, Subcommand};
+use guest_tests::compare;
 use guest_tests::experiment::{
     Common, bringup, clock_cost, hpet_contention, start_up, timer_latency,
 };
@@ -32,6 +33,8 @@ enum Experiment {
     StartUp(start_up::Options),
     /// How late a timer's handler runs, by who serves the timer
     TimerLatency(timer_latency::Options),
+    /// How two reports of one experiment differ: ratios with their spread
+    Compare(compare::Options),
 }
 
 fn main() -> ExitCode {
