@@ -36,6 +36,10 @@ endif
 	$(STEP) "loom: every interleaving of the lock-free parts" \
 	  env RUSTFLAGS="--cfg loom" $(CARGO) test --quiet --release --lib -p pvclock -p devices --target-dir target/loom loom
 
+# What vmm itself costs before a guest runs: time beside the bare ioctls, memory.
+bench: build
+	target/release/clocklab start-up $(BENCH_ARGS)
+
 FUZZ_SECONDS ?= 60
 fuzz: packages
 	@$(CARGO) fuzz --version >/dev/null 2>&1 || { \

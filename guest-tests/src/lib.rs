@@ -5,6 +5,7 @@
 
 pub mod bare;
 pub mod compare;
+pub mod control;
 pub mod experiment;
 pub mod host;
 pub mod lab;

@@ -174,8 +174,8 @@ pub struct Tally {
 }
 
 impl Housekeeping {
-    /// Reference time goes on after a stop: every deadline is looked at anew, those
-    /// too that are kept in another unit. A small change of rate needs no call.
+    /// Reference time goes on after a stop, or at another rate: every deadline is
+    /// looked at anew, for some are kept in another unit.
     pub fn clock_changed(&self) {
         self.threads.iter().for_each(|(desk, _)| desk.look_again());
     }

@@ -13,6 +13,7 @@ pub mod control;
 pub mod control_socket;
 pub mod cpuid;
 pub mod crash;
+pub mod discipline;
 pub mod doctor;
 pub mod ending;
 pub mod error;

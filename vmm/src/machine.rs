@@ -3,11 +3,12 @@
 use crate::acpi;
 use crate::board;
 use crate::boot;
-use crate::cli::{HvImpl, RunOptions};
+use crate::cli::{HvImpl, RunOptions, Switch};
 use crate::console::Console;
 use crate::control::Control;
 use crate::control_socket::{Server, Socket};
 use crate::cpuid::Template;
+use crate::discipline::Discipline;
 use crate::ending::Ending;
 use crate::error::{Error, Result};
 use crate::events::{self, Timeout};
@@ -258,6 +259,9 @@ impl Machine {
         }
         if let Some(socket) = self.control {
             subscribers.push(Arc::new(Server::new(socket, control)));
+        }
+        if options.clock_discipline == Switch::On {
+            subscribers.push(Arc::new(Discipline::start(self.shared.clone())?));
         }
         seccomp::enter(seccomp::Thread::Main);
         lifecycle.resume();

@@ -32,7 +32,7 @@ const METHOD: &str = "from \"Bringing up secondary CPUs\" to \"Brought up\" in t
 #[derive(Debug, Clone, clap::Args)]
 pub struct Options {
     /// Numbers of vCPUs, from 2 [the document's: 28]
-    #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [2, 8])]
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [2, 4])]
     #[arg(value_parser = clap::value_parser!(u32).range(2..=1024))]
     pub sizes: Vec<u32>,
     /// Kernels: stable, 6.12 (parallel from 6.5 on)
