@@ -40,6 +40,13 @@ endif
 bench: build
 	target/release/clocklab start-up $(BENCH_ARGS)
 
+# Ratios, each pair measured in one run: vmm beside the bare KVM_RUN loop and,
+# where one is installed, a peer VMM; then the arithmetic and lock-free parts.
+bench: build
+	target/release/clocklab bench $(BENCH_ARGS)
+	target/release/clocklab start-up
+	$(CARGO) bench --quiet -p pvclock -p vmm
+
 FUZZ_SECONDS ?= 60
 fuzz: packages
 	@$(CARGO) fuzz --version >/dev/null 2>&1 || { \

@@ -209,8 +209,8 @@ impl Bench<'_> {
             Work::Share(bp) => format!(" share_bp={bp}"),
             Work::Steps(steps) => format!(" work={steps}"),
         };
-        // A timed read costs more than one of the page: time few of them.
-        let every = if mode == Mode::Page || clock == "tsc" { 1024 } else { 16 };
+        // A timed read costs more than one of the page: where nothing else takes time, few.
+        let every = if mode == Mode::Page && work.is_empty() { 1024 } else { 16 };
         let ms = self.options.ms;
         let words = format!("clock={clock} ms={ms} check_every={every} cpus={cpus}{work}");
         let cpus = cpus.to_string();
