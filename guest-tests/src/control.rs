@@ -108,11 +108,9 @@ pub fn drive(
 ) -> Result<Driven, String> {
     let connected = Client::connect(socket, patience);
     let mut client = connected.map_err(|e| format!("{}: {e}", socket.display()))?;
-    while begin == Begin::WithPage {
-        match client.send(&[Command::Stats {}])? {
-            Some(answers) if !wrote_page_msr(&answers[0]) => {}
-            _ => break,
-        }
+    if begin == Begin::WithPage {
+        // The machine's answer paces the loop; it has ended where there is none.
+        while client.send(&[Command::Stats {}])?.is_some_and(|a| !wrote_page_msr(&a[0])) {}
     }
     let (mut driven, start) = (Driven::default(), Instant::now());
     while client.send(round)?.is_some() {

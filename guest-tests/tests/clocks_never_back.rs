@@ -1,6 +1,8 @@
 //! Page, MSR and HPET never go back, shortened from `clocklab nmi-storm`, `clocklab
 //! order` and `clocklab drift`: each test says how much it did.
 
+#![allow(clippy::unwrap_used)] // a failed unwrap is a failed test
+
 use guest_tests::experiment::{Common, drift, nmi_storm, order};
 use guest_tests::report::Report;
 use guest_tests::vm::LabChoice;

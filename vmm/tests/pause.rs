@@ -1,6 +1,8 @@
 //! Pause and continue, from the socket and by signals: no clock goes back, no timer
 //! is lost, none fires twice. `STOP_SECONDS=60` is the full length of a SIGSTOP.
 
+#![allow(clippy::unwrap_used)] // a failed unwrap is a failed test
+
 mod common;
 
 use common::{guest, kvm_or_skip, results, vmm, wait};
