@@ -186,7 +186,7 @@ impl Lab {
             .args(["-accel", "tcg,thread=single", "-smp", "1"])
             // TCG does not intercept XSETBV, so KVM never learns a guest's XCR0 and
             // the guest finds CPUID.0xD inconsistent: better no XSAVE at all.
-            .args(["-cpu", "max,+svm,+invtsc,-xsave"])
+            .args(["-cpu", "max,+svm,+invtsc,-xsave,-erms,-fsrm"])
             .args(["-m", &self.memory_mib.to_string()])
             .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
             .arg("-kernel")

@@ -130,6 +130,12 @@ pub struct RunOptions {
     /// Take commands there, one JSON object a line
     #[arg(long, value_name = "SOCKET")]
     pub control: Option<PathBuf>,
+    /// Let every thread call all of the host's kernel
+    #[arg(long)]
+    pub no_seccomp: bool,
+    /// Refine the reference clock's rate in the background
+    #[arg(long, value_name = "ON|OFF", value_enum, default_value_t = Switch::On, hide_possible_values = true)]
+    pub clock_discipline: Switch,
     /// Tell on stderr when each step of the start was reached
     #[arg(long)]
     pub boot_timer: bool,
@@ -163,6 +169,15 @@ impl fmt::Display for HugePages {
             Self::OneGib => "1G",
         })
     }
+}
+
+/// On or off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// Do it.
+    On,
+    /// Leave it.
+    Off,
 }
 
 /// Who serves the Hyper-V clock.

@@ -44,7 +44,7 @@ fn every_kind_of_image_boots() {
         assert_eq!(boot(&image, &["--boot", "setup", "--cmdline", "s"]), "s|isf");
         assert_eq!(boot(&image, &["--boot", "payload", "--cmdline", "p"]), "p|isf");
         // A format that we do not know: the guest unpacks it.
-        assert_eq!(boot(&image::bzimage(long, b"what?"), &["--cmdline", "o"]), "o|isf");
+        assert_eq!(boot(&image::bzimage(long, b"what is it?"), &["--cmdline", "o"]), "o|isf");
     }
 }
 
@@ -167,7 +167,7 @@ fn damaged_images_are_refused() {
     let high = image::elf(true, 1 << 33, &[Segment::load(1 << 33, code())]);
     refused("a payload linked beyond memory", &bz(&image::gzip(&high)), "--memory");
     let unknown = directory.path().join("unknown");
-    std::fs::write(&unknown, bz(b"what?")).unwrap();
+    std::fs::write(&unknown, bz(b"what is it?")).unwrap();
     let outcome = run(vmm().arg("-k").arg(unknown).args(["--boot", "payload"]), LIMIT);
     assert!(outcome.status == 35 && outcome.stderr.contains("--boot setup"), "{outcome:?}");
 }

@@ -1,10 +1,16 @@
 //! The experiments: one module each, with the same three steps: plan the VMs, run
 //! them, reduce what they printed to rows.
 
+pub mod bench;
 pub mod bringup;
 pub mod clock_cost;
 pub mod contention_model;
+pub mod cyclictest;
+pub mod drift;
+mod driven;
 pub mod hpet_contention;
+pub mod nmi_storm;
+pub mod order;
 pub mod start_up;
 pub mod timer_latency;
 
