@@ -7,14 +7,12 @@ use guest_tests::vm::LabChoice;
 
 fn all_cpus_come_up(cpus: u32, words: &str, arguments: &[&str]) {
     let common = Common { lab: LabChoice::Auto, vmm_arg: Vec::new() };
-    let files = linux_files().expect("the guest's files");
+    let files = linux_files().unwrap_or_else(|e| panic!("{e}"));
     let count = cpus.to_string();
     let arguments = [&["--cpus", &count, "--hv-tsc-page"], arguments].concat();
     let jobs = "clocksource,dmesg,poweroff";
-    let ran = common
-        .linux_with(words, jobs, words, &files, &arguments)
-        .run_to_poweroff()
-        .expect("a guest that powers off");
+    let vm = common.linux_with(words, jobs, words, &files, &arguments);
+    let ran = vm.run_to_poweroff().unwrap_or_else(|e| panic!("{e}"));
     let lines = results::parse(&ran.console);
     let clocks = results::select(&lines, "job", "clocksource").next().expect("a clocksource line");
     assert_eq!(results::number(clocks, "cpus"), Some(f64::from(cpus)), "{}", ran.console);
