@@ -86,20 +86,43 @@ impl Driven {
     }
 }
 
+/// When to begin to act on a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Begin {
+    /// As soon as it takes commands.
+    AtOnce,
+    /// When its guest has enabled the TSC page, and so is past its boot code.
+    WithPage,
+}
+
 /// Sends `round` again and again, each time after the last was answered, until the
 /// machine at `socket` has ended.
 ///
 /// # Errors
 /// No machine within `patience`, or a command that it refuses.
-pub fn drive(socket: &Path, patience: Duration, round: &[Command]) -> Result<Driven, String> {
+pub fn drive(
+    socket: &Path,
+    patience: Duration,
+    begin: Begin,
+    round: &[Command],
+) -> Result<Driven, String> {
     let connected = Client::connect(socket, patience);
     let mut client = connected.map_err(|e| format!("{}: {e}", socket.display()))?;
+    if begin == Begin::WithPage {
+        // The machine's answer paces the loop; it has ended where there is none.
+        while client.send(&[Command::Stats {}])?.is_some_and(|a| !wrote_page_msr(&a[0])) {}
+    }
     let (mut driven, start) = (Driven::default(), Instant::now());
     while client.send(round)?.is_some() {
         driven.rounds += 1;
         driven.elapsed = start.elapsed();
     }
     Ok(driven)
+}
+
+fn wrote_page_msr(exits: &Value) -> bool {
+    let msrs = exits["msrs"].as_array().map(Vec::as_slice).unwrap_or_default();
+    msrs.iter().any(|row| row["name"] == "0x40000021" && row["writes"]["count"] != 0)
 }
 
 /// A place for a socket, and the directory that goes with it.

@@ -1,6 +1,7 @@
 //! The `clocklab` command: runs an experiment and prints its table.
 
 use clap::{Parser, Subcommand};
+use guest_tests::compare;
 use guest_tests::experiment::{
     Common, bench, bringup, clock_cost, cyclictest, drift, hpet_contention, nmi_storm, order,
     start_up, timer_latency,
@@ -43,6 +44,8 @@ enum Experiment {
     Order(order::Options),
     /// How each clock drifts from the host's over minutes
     Drift(drift::Options),
+    /// How two reports of one experiment differ: ratios with their spread
+    Compare(compare::Options),
 }
 
 fn main() -> ExitCode {
@@ -58,6 +61,7 @@ fn main() -> ExitCode {
         Experiment::NmiStorm(options) => nmi_storm::run(&cli.common, options),
         Experiment::Order(options) => order::run(&cli.common, options),
         Experiment::Drift(options) => drift::run(&cli.common, options),
+        Experiment::Compare(options) => compare::run(options).map_err(VmError::Compare),
     };
     let delivered =
         report.map_err(|e| e.to_string()).and_then(|report| report.deliver(&cli.outputs));

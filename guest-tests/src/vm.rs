@@ -92,6 +92,9 @@ pub enum VmError {
     /// A file or program of this machine.
     #[error("{0}: {1}")]
     Host(String, #[source] io::Error),
+    /// Two reports that have nothing in common.
+    #[error("{0}")]
+    Compare(String),
     /// It did not end in time.
     #[error("{name}: did not end within {seconds} s\n{tail}")]
     Timeout {

@@ -328,6 +328,16 @@ mod tests {
     }
 
     #[test]
+    fn every_flag_is_in_the_table_of_flags() {
+        let table = include_str!("../../docs/flags.md");
+        for argument in Cli::command().get_arguments() {
+            let flag = format!("--{}", argument.get_long().unwrap_or_default());
+            let row = |line: &str| line.starts_with("| `") && line.contains(&flag);
+            assert!(table.lines().any(row), "{flag}");
+        }
+    }
+
+    #[test]
     fn sizes() {
         assert_eq!(memory_size("512M"), Ok(512 << 20));
         assert_eq!(memory_size("512"), Ok(512 << 20));

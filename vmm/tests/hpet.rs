@@ -1,5 +1,7 @@
 //! The HPET of the real binary, from inside a guest.
 
+#![allow(clippy::unwrap_used)] // a failed unwrap is a failed test
+
 mod common;
 
 use common::{Outcome, gather, guest, kvm_or_skip, results, run, tail, vmm, wait};

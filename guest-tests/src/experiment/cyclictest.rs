@@ -13,6 +13,7 @@ use serde::Serialize;
 use serde_json::json;
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 use vmm::pinning;
 
 const METHOD: &str = "Debian's cyclictest -m -p95 -i1000 -h, one thread a vCPU, in a stock Debian \
@@ -141,8 +142,11 @@ fn vm(
         all.extend(["--pin", &pin, "--housekeeping", &keeper]);
     }
     let load = if pinned { ", pinned" } else { "" };
-    // Quoted, for it contains spaces.
-    common.linux(&format!("cyclictest on {name}{load}"), &format!("\"{jobs}\""), files, &all)
+    let name = format!("cyclictest on {name}{load}");
+    let mut vm = common.linux(&name, &jobs, files, &all);
+    // An emulated machine that shares its host may have a tenth of a CPU.
+    vm.timeout = Duration::from_secs(900);
+    vm
 }
 
 /// vCPUs on all CPUs but the first, which is left to the timers.

@@ -159,18 +159,23 @@ fn bracket(readings: &Value, bits: u32) -> Option<(u64, u64)> {
     Some((before & mask, after.wrapping_sub(before) & mask))
 }
 
-/// Unwraps the counter and puts it beside the host's time, both from 0.
+/// Unwraps the counter and puts it beside the host's time, both from 0. The host's
+/// time tells how often a narrow counter wrapped between two samples, no more.
 fn samples(brackets: &[(u64, u64)], marks: &[(u64, u64)], hz: f64, bits: u32) -> Vec<Sample> {
     let mask = u64::MAX >> (64 - bits);
     let (first, first_ns) = (brackets[0], marks[0].0);
-    let (mut last, mut count) = (first.0, 0u64);
+    let (mut last, mut last_ns, mut count) = (first.0, first_ns, 0u64);
+    let wrap = 2f64.powi(bits as i32);
     let middle = |width: u64| width as f64 / 2.0;
     brackets
         .iter()
         .zip(marks)
         .map(|((before, width), (raw_ns, _))| {
-            count += before.wrapping_sub(last) & mask;
-            last = *before;
+            let ahead = before.wrapping_sub(last) & mask;
+            let expected = (raw_ns - last_ns) as f64 / 1e9 * hz;
+            let wraps = ((expected - ahead as f64) / wrap).round().max(0.0);
+            count += ahead + (wraps * wrap) as u64;
+            (last, last_ns) = (*before, *raw_ns);
             Sample {
                 host_s: (raw_ns - first_ns) as f64 / 1e9,
                 clock_s: (count as f64 + middle(*width) - middle(first.1)) / hz,
@@ -263,18 +268,20 @@ fn report(rows: &[Row]) -> Report {
 mod tests {
     use super::*;
 
-    /// A 24-bit counter that wraps, 20 ppm fast, with one interrupted sample.
+    /// A 24-bit counter that wraps, 20 ppm fast, with an interrupted sample and one that
+    /// came over three wraps late.
     #[test]
     fn a_known_drift_is_found_through_wraps_and_interruptions() {
         let (hz, bits) = (3_579_545.0, 24);
+        let at_s = |n: u64| 4 * n + if n >= 120 { 17 } else { 0 };
         let readings: Vec<(u64, u64)> = (0..200u64)
             .map(|n| {
-                let count = (n as f64 * 4.0 * hz * (1.0 + 20e-6)) as u64 + 5000;
+                let count = (at_s(n) as f64 * hz * (1.0 + 20e-6)) as u64 + 5000;
                 let width = if n == 77 { 100_000 } else { 100 };
                 ((count - width / 2) & 0xff_ffff, width)
             })
             .collect();
-        let marks: Vec<_> = (0..200u64).map(|n| (n * 4_000_000_000 + 7, 0)).collect();
+        let marks: Vec<_> = (0..200u64).map(|n| (at_s(n) * 1_000_000_000 + 7, 0)).collect();
         let row = fit("acpi_pm", Load::Idle, "software", &samples(&readings, &marks, hz, bits));
         assert!((row.ppm - 20.0).abs() < 0.01, "{row:?}");
         assert_eq!((row.samples, row.dropped), (199, 1));

@@ -1,6 +1,6 @@
 //! A VM that is acted on through its control socket while it runs.
 
-use crate::control::{self, Driven};
+use crate::control::{self, Begin, Driven};
 use crate::vm::{Outcome, Vm, VmError};
 use std::io;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use vmm::control::Command;
 /// # Errors
 /// A guest that does not power off, or a command that `vmm` refuses. In the lab the
 /// socket is out of reach.
-pub fn run(mut vm: Vm, round: &[Command]) -> Result<(Outcome, Driven), VmError> {
+pub fn run(mut vm: Vm, begin: Begin, round: &[Command]) -> Result<(Outcome, Driven), VmError> {
     if vm.in_lab {
         let why = "needs this machine's /dev/kvm: the lab's control socket is out of reach";
         return Err(VmError::Host(vm.name, io::Error::other(why)));
@@ -21,7 +21,7 @@ pub fn run(mut vm: Vm, round: &[Command]) -> Result<(Outcome, Driven), VmError> 
     vm.arguments.extend(["--control".into(), socket.to_string_lossy().into_owned()]);
     let patience = Duration::from_secs(30);
     let (outcome, driven) = std::thread::scope(|scope| {
-        let driver = scope.spawn(|| control::drive(&socket, patience, round));
+        let driver = scope.spawn(|| control::drive(&socket, patience, begin, round));
         let outcome = vm.run_to_poweroff();
         (outcome, driver.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
     });

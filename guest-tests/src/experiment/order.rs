@@ -2,7 +2,7 @@
 //! and compares, while the page is republished and the clock's rate swings.
 
 use super::{Common, driven};
-use crate::control::Driven;
+use crate::control::{Begin, Driven};
 use crate::host::label;
 use crate::report::{Report, figure};
 use crate::results::{self, Result as Line};
@@ -112,7 +112,7 @@ pub fn run(common: &Common, options: &Options) -> Result<Report, VmError> {
         let mut vm = common.bare("guest-order", &arguments)?;
         // A busy host takes up to 1 ms a hop.
         vm.timeout = Duration::from_secs(120 + options.hops / 1000);
-        let (outcome, driven) = driven::run(vm.clone(), round)?;
+        let (outcome, driven) = driven::run(vm.clone(), Begin::AtOnce, round)?;
         let lines = results::parse(&outcome.console);
         let changes = if options.undisturbed { 0 } else { round.len() as u64 };
         let row = lines.iter().find_map(|line| row(line, driven, changes, label(outcome.kind)));

@@ -66,6 +66,12 @@ impl Board {
             HpetMode::Exit => None,
             HpetMode::Page => Some(Arc::new(Page::map(vm, slot, options.hpet_page_period)?)),
         };
+        if page.is_some() && thread::available_parallelism().is_ok_and(|cpus| cpus.get() == 1) {
+            log::warn!(
+                "--hpet page: there is one CPU for the guest and for the thread that stores the \
+                 counter, which the guest may find standing still; use --hpet exit"
+            );
+        }
         let alarm = Arc::new(Alarm::new(timeline.clone()));
         let timers = usize::from(options.hpet_timers);
         let interrupts = Arc::new(KvmInterrupts::new(vm.clone()));
