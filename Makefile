@@ -36,10 +36,6 @@ endif
 	$(STEP) "loom: every interleaving of the lock-free parts" \
 	  env RUSTFLAGS="--cfg loom" $(CARGO) test --quiet --release --lib -p pvclock -p devices --target-dir target/loom loom
 
-# What vmm itself costs before a guest runs: time beside the bare ioctls, memory.
-bench: build
-	target/release/clocklab start-up $(BENCH_ARGS)
-
 # Ratios, each pair measured in one run: vmm beside the bare KVM_RUN loop and,
 # where one is installed, a peer VMM; then the arithmetic and lock-free parts.
 bench: build
