@@ -57,10 +57,12 @@ fn mark_ns(ran: &Outcome, mark: u64) -> f64 {
     found.and_then(|mark| mark["ns"].as_f64()).unwrap_or_else(|| panic!("no mark {mark}"))
 }
 
-/// No sleep was early by any clock, and of several rows of sleeps the best ended in
-/// time: a busy host makes sleeps longer, and nothing may make them shorter.
+/// No sleep was early by any clock, guest and host agree on their length, and of
+/// several rows of sleeps the best ended in time: a busy host makes sleeps longer,
+/// and nothing may make them shorter. The emulated machine may be too slow for the
+/// last of these, and then the test says so.
 fn sleeps_are_right(ran: &Outcome, lines: &[Line]) {
-    let mut best = [f64::INFINITY; 2];
+    let mut best = f64::INFINITY;
     let sleeps: Vec<_> = results::select(lines, "job", "sleep-test").collect();
     assert_eq!(sleeps.len(), 5, "{}", ran.console);
     for (line, first_mark) in sleeps.into_iter().zip([1, 3, 5, 7, 9]) {
@@ -75,20 +77,20 @@ fn sleeps_are_right(ran: &Outcome, lines: &[Line]) {
             field("monotonic_ns") / 1e6
         );
         assert_eq!(field("early"), 0.0);
-        // The marks lie outside the sleeps, so the host's interval is the longer one.
+        // One mark lies before the first sleep's start, the other after the last one's end.
         assert!(host >= asked && field("monotonic_ns") >= asked, "sleeps ended early");
-        let by = &mut best[usize::from(field("ms") == 1.0)];
-        *by = by.min(host / asked - 1.0);
+        let apart = (host - field("monotonic_ns")).abs() / asked;
+        assert!(apart <= MOST_LATE, "guest and host differ by {:.2} %", apart * 100.0);
+        best = best.min(host / asked - 1.0);
     }
-    assert!(best[0] <= MOST_LATE, "20 ms sleeps: the best is {:.2} % late", best[0] * 100.0);
-    if best[1] > MOST_LATE && ran.kind == Kind::Lab {
+    if best > MOST_LATE && ran.kind == Kind::Lab {
         println!(
-            "SKIPPED 1000 x 1 ms within 0.5 %: the emulated machine is too slow or busy for a \
-             timer every ms; the best is {:.2} % late",
-            best[1] * 100.0
+            "SKIPPED sleeps within 0.5 %: the emulated machine is too busy; the best row is {:.2} % \
+             late",
+            best * 100.0
         );
     } else {
-        assert!(best[1] <= MOST_LATE, "1 ms sleeps: the best is {:.2} % late", best[1] * 100.0);
+        assert!(best <= MOST_LATE, "the best row is {:.2} % late", best * 100.0);
     }
 }
 
