@@ -1,6 +1,8 @@
 //! One Linux, three ways in: unpacked by itself, unpacked by us, and as the
 //! vmlinux that it holds.
 
+#![allow(clippy::unwrap_used)] // a test
+
 use guest_tests::lab::Lab;
 use guest_tests::progress::Progress;
 use guest_tests::resources;

@@ -15,6 +15,7 @@ mod desk;
 use crate::error::{Error, Result};
 use crate::host_cpus::{CpuList, HostCpus};
 use crate::pinning::Place;
+use crate::seccomp;
 use crate::signals;
 use desk::Desk;
 use devices::clock::Clock;
@@ -136,6 +137,7 @@ impl Plan {
                     let told = ready.send(placed);
                     drop(ready);
                     if good && told.is_ok() {
+                        seccomp::enter(seccomp::Thread::Timers);
                         desk.serve(&*clock, &bound, manner.poll);
                     }
                 })
@@ -172,8 +174,8 @@ pub struct Tally {
 }
 
 impl Housekeeping {
-    /// Reference time goes on after a stop: every deadline is looked at anew, those
-    /// too that are kept in another unit. A small change of rate needs no call.
+    /// Reference time goes on after a stop, or at another rate: every deadline is
+    /// looked at anew, for some are kept in another unit.
     pub fn clock_changed(&self) {
         self.threads.iter().for_each(|(desk, _)| desk.look_again());
     }

@@ -34,17 +34,19 @@ impl Shared {
     pub fn resume(&self) {
         if self.lifecycle.state() == State::Paused {
             self.change_clock(|| self.timeline.start_again());
-            self.housekeeping.clock_changed();
             self.lifecycle.resume();
         }
     }
 
     /// Runs `change`, which may move the timeline to another line, such that no
-    /// guest sees time step back, and publishes the TSC page anew.
+    /// guest sees time step back, publishes the TSC page anew, and has every timer's
+    /// deadline looked at.
     pub fn change_clock<R>(&self, change: impl FnOnce() -> R) -> R {
-        match &self.peripherals.hyperv {
+        let changed = match &self.peripherals.hyperv {
             Some(hyperv) => hyperv.around_change(change),
             None => change(),
-        }
+        };
+        self.housekeeping.clock_changed();
+        changed
     }
 }

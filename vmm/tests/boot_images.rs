@@ -1,5 +1,7 @@
 //! Every kind of kernel image boots, and every damaged one is refused in a line.
 
+#![allow(clippy::unwrap_used)] // a failed unwrap is a failed test
+
 mod common;
 
 use common::image::{self, BASE, Segment};
