@@ -174,7 +174,7 @@ impl Machine {
         let counted = Arc::new(OnceLock::new());
         let (mut ports, mut mmio) = board::buses(&serial, &lifecycle, &timeline, &marks, &counted);
         if options.debug_exit {
-            ports.extend(test_device::ports(&vm, &memory, &lifecycle, &console));
+            ports.extend(test_device::ports(&vm, &lifecycle, &console));
         }
         mmio.extend(hpet.as_ref().map(hpet::Board::range));
         let (ports, mmio) = (board::bus(ports)?, board::bus(mmio)?);

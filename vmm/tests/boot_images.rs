@@ -122,7 +122,7 @@ fn damaged_images_are_refused() {
     let outside = image::elf(true, BASE - 1, &[Segment::load(BASE, code())]);
     refused("an entry outside of the image", &outside, "enters at");
     let beyond = image::elf(true, 1 << 40, &[Segment::load(BASE, code())]);
-    refused("an entry outside of memory", &beyond, "enters at");
+    refused("an entry outside of memory", &beyond, "beyond 4 GiB");
     let pvh = [Segment::load(BASE, code()), Segment::pvh(0x10)];
     refused("a PVH entry outside of the image", &elf(&pvh), "enters at");
     let bare32 = image::elf(false, BASE, &[Segment::load(BASE, image::program(false))]);
@@ -167,6 +167,8 @@ fn damaged_images_are_refused() {
     let other = image::gzip(&image::vmlinux(false));
     refused("a 32-bit payload in a 64-bit image", &bz(&other), "word size");
     let high = image::elf(true, 1 << 33, &[Segment::load(1 << 33, code())]);
+    refused("a payload linked beyond 4 GiB", &bz(&image::gzip(&high)), "beyond 4 GiB");
+    let high = image::elf(true, 1 << 30, &[Segment::load(1 << 30, code())]);
     refused("a payload linked beyond memory", &bz(&image::gzip(&high)), "--memory");
     let unknown = directory.path().join("unknown");
     std::fs::write(&unknown, bz(b"what is it?")).unwrap();

@@ -5,7 +5,7 @@
 //! Every segment is checked before the first byte goes into guest memory.
 
 use super::{Kernel, Protocol, multiboot};
-use crate::layout::HIGH_MEMORY;
+use crate::layout::{HIGH_MEMORY, HOLE_END};
 use crate::memory::{self, GuestMemory};
 use elf::ElfStream;
 use elf::abi::{EM_386, EM_X86_64, PT_LOAD, PT_NOTE};
@@ -142,8 +142,12 @@ impl Image {
         segments
     }
 
-    /// An entry point that lies in what was loaded.
+    /// An entry point that lies in what is loaded, and where the boot vCPU can
+    /// reach it: neither 32-bit mode nor our page tables go beyond 4 GiB.
     pub(super) fn check_entry(&self, entry: u64) -> Result<u64, String> {
+        if entry >= HOLE_END {
+            return Err(format!("enters at {entry:#x}, beyond 4 GiB"));
+        }
         if self.segments.iter().any(|s| s.memory.contains(&entry)) {
             return Ok(entry);
         }
