@@ -36,6 +36,13 @@ endif
 	$(STEP) "loom: every interleaving of the lock-free parts" \
 	  env RUSTFLAGS="--cfg loom" $(CARGO) test --quiet --release --lib -p pvclock -p devices --target-dir target/loom loom
 
+# Ratios, each pair measured in one run: vmm beside the bare KVM_RUN loop and,
+# where one is installed, a peer VMM; then the arithmetic and lock-free parts.
+bench: build
+	target/release/clocklab bench $(BENCH_ARGS)
+	target/release/clocklab start-up
+	$(CARGO) bench --quiet -p pvclock -p vmm
+
 FUZZ_SECONDS ?= 60
 fuzz: packages
 	@$(CARGO) fuzz --version >/dev/null 2>&1 || { \

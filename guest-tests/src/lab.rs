@@ -38,6 +38,10 @@ pub struct Lab {
     pub timeout: Duration,
     /// RAM of the emulated machine. Guests live inside it.
     pub memory_mib: u32,
+    /// Whether the machine's clocks count its instructions, 1 ns each, and skip
+    /// what it idles, instead of following this host's: then a time measured in it
+    /// does not depend on what else runs here.
+    pub virtual_time: bool,
     /// Whether to say on standard error which step runs and for how long.
     pub progress: bool,
 }
@@ -108,6 +112,7 @@ impl Lab {
             files: Vec::new(),
             timeout: Duration::from_secs(300),
             memory_mib: 3072,
+            virtual_time: false,
             progress: true,
         }
     }
@@ -181,7 +186,7 @@ impl Lab {
             .args(["-accel", "tcg,thread=single", "-smp", "1"])
             // TCG does not intercept XSETBV, so KVM never learns a guest's XCR0 and
             // the guest finds CPUID.0xD inconsistent: better no XSAVE at all.
-            .args(["-cpu", "max,+svm,+invtsc,-xsave"])
+            .args(["-cpu", "max,+svm,+invtsc,-xsave,-erms,-fsrm"])
             .args(["-m", &self.memory_mib.to_string()])
             .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
             .arg("-kernel")
@@ -191,6 +196,9 @@ impl Lab {
             // KVM's own reference page stays invalid unless the TSC is the clocksource.
             .args(["-append", "console=ttyS0 panic=-1 quiet tsc=reliable clocksource=tsc run=lab"]);
 
+        if self.virtual_time {
+            qemu.args(["-icount", "shift=0,sleep=off"]);
+        }
         let mut sockets = Vec::new();
         for port in [Some(Port::Console), Some(Port::Stdout), Some(Port::Stderr), None] {
             let path = directory.join(format!("port{}", sockets.len()));

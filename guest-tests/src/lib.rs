@@ -4,6 +4,8 @@
 //! or in the [`lab`]) and reduces what they print to the rows of a [`report`].
 
 pub mod bare;
+pub mod compare;
+pub mod control;
 pub mod experiment;
 pub mod host;
 pub mod lab;

@@ -28,7 +28,7 @@ pub fn kernel(progress: &mut Progress, variant: Option<&str>) -> Result<PathBuf,
     run(progress, "kernel", &arguments)
 }
 
-/// One of our programs (`init`, `vmm`), statically linked.
+/// One of our programs (`init`, `vmm`, `init32`, `guest32-clock-cost`), statically linked.
 ///
 /// # Errors
 /// It does not build.

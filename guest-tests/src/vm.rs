@@ -59,6 +59,8 @@ pub struct Vm {
     pub timeout: Duration,
     /// Whether it runs in the lab.
     pub in_lab: bool,
+    /// Whether the lab's clocks then count instructions: see [`Lab::virtual_time`].
+    pub virtual_time: bool,
 }
 
 /// What came of a run.
@@ -90,6 +92,9 @@ pub enum VmError {
     /// A file or program of this machine.
     #[error("{0}: {1}")]
     Host(String, #[source] io::Error),
+    /// Two reports that have nothing in common.
+    #[error("{0}")]
+    Compare(String),
     /// It did not end in time.
     #[error("{name}: did not end within {seconds} s\n{tail}")]
     Timeout {
@@ -177,6 +182,7 @@ impl Vm {
         let mut lab = Lab::new(format!("vmm {} --stats out/stats.json", quoted.join(" ")));
         lab.files.clone_from(&self.files);
         lab.timeout = self.timeout + LAB_BOOT;
+        lab.virtual_time = self.virtual_time;
         let output = lab.run()?;
         let stats = output
             .files

@@ -1,6 +1,8 @@
 //! The lab itself: a command runs beside a KVM that works, and all that it says
 //! and leaves comes back unchanged.
 
+#![allow(clippy::unwrap_used)] // a failed unwrap is a failed test
+
 use guest_tests::lab::{Lab, LabError};
 use std::io::Write;
 use std::time::Duration;

@@ -28,37 +28,22 @@ use std::sync::PoisonError;
 use crate::reference::ReferenceClock;
 use crate::sync::{AtomicU64, Mutex, Ordering, fence};
 
-type Bank = [AtomicU64; 3];
-
-/// What readers touch: one cache line.
-#[repr(align(64))]
-#[derive(Debug)]
-struct Line {
-    done: AtomicU64,
-    begun: AtomicU64,
-    banks: [Bank; 2],
-}
-
-#[cfg(not(loom))]
-const _: () = assert!(size_of::<Line>() == 64 && align_of::<Line>() == 64);
-
 /// A [`ReferenceClock`] that any number of threads and signal handlers read while
 /// one thread at a time changes it.
 #[derive(Debug)]
 pub struct Latch {
-    line: Line,
+    line: Line<3>,
     /// The current clock, held while it is being replaced. Readers never touch it.
     writer: Mutex<ReferenceClock>,
 }
 
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<Line<3>>() == 64 && align_of::<Line<3>>() == 64);
+
 impl Latch {
     /// A latch that holds `clock`.
     pub fn new(clock: ReferenceClock) -> Self {
-        let bank = || clock.to_words().map(AtomicU64::new);
-        // 64-bit sequences: they do not wrap while a reader sleeps.
-        let line =
-            Line { done: AtomicU64::new(0), begun: AtomicU64::new(0), banks: [bank(), bank()] };
-        Self { line, writer: Mutex::new(clock) }
+        Self { line: Line::new(clock.to_words()), writer: Mutex::new(clock) }
     }
 
     /// The current clock.
@@ -77,30 +62,7 @@ impl Latch {
     /// of the earlier call, which may have seen half of each clock, is dropped.
     #[inline]
     pub fn sample<R>(&self, sample: impl Fn(&ReferenceClock) -> R) -> R {
-        let Line { done, begun, banks } = &self.line;
-        loop {
-            let sequence = done.load(Ordering::Acquire);
-            let result = sample(&load(&banks[0]));
-            fence(Ordering::Acquire);
-            if begun.load(Ordering::Relaxed) == sequence {
-                return result;
-            }
-            let (sequence, previous) = self.previous();
-            let result = sample(&previous);
-            fence(Ordering::Acquire);
-            if done.load(Ordering::Relaxed) + 1 == sequence {
-                return result;
-            }
-        }
-    }
-
-    /// The number of the latest update begun and, if that is still under way, the
-    /// clock before it. Out of line, so that the normal case stays short.
-    #[cold]
-    #[inline(never)]
-    fn previous(&self) -> (u64, ReferenceClock) {
-        let sequence = self.line.begun.load(Ordering::Acquire);
-        (sequence, load(&self.line.banks[1]))
+        self.line.sample(move |words| sample(&ReferenceClock::from_words(words)))
     }
 
     /// Replaces the clock by `change` of it and returns the new one.
@@ -111,29 +73,86 @@ impl Latch {
         let mut current = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         let clock = change(*current);
         *current = clock;
-        let Line { done, begun, banks } = &self.line;
-        let sequence = done.load(Ordering::Relaxed) + 1;
-
-        // Release: whoever turns to bank 1 finds it whole.
-        begun.store(sequence, Ordering::Release);
-        fence(Ordering::Release);
-        store(&banks[0], clock);
-        // Release: whoever turns back to bank 0 finds it whole.
-        done.store(sequence, Ordering::Release);
-        fence(Ordering::Release);
-        store(&banks[1], clock);
+        self.line.store(clock.to_words());
         clock
     }
 }
 
-#[inline]
-fn load(bank: &Bank) -> ReferenceClock {
-    ReferenceClock::from_words(std::array::from_fn(|i| bank[i].load(Ordering::Relaxed)))
+/// The latch itself, for N words: all that readers touch.
+#[repr(align(64))]
+#[derive(Debug)]
+struct Line<const N: usize> {
+    /// 64 bits wide, the sequences do not wrap while a reader sleeps.
+    done: AtomicU64,
+    begun: AtomicU64,
+    banks: [[AtomicU64; N]; 2],
 }
 
-fn store(bank: &Bank, clock: ReferenceClock) {
-    for (word, value) in bank.iter().zip(clock.to_words()) {
-        word.store(value, Ordering::Relaxed);
+impl<const N: usize> Line<N> {
+    fn new(words: [u64; N]) -> Self {
+        let bank = || words.map(AtomicU64::new);
+        Self { done: AtomicU64::new(0), begun: AtomicU64::new(0), banks: [bank(), bank()] }
+    }
+
+    #[inline]
+    fn sample<R>(&self, sample: impl Fn([u64; N]) -> R) -> R {
+        match self.sample_bank_0(&sample) {
+            Some(result) => result,
+            None => self.sample_during_store(sample),
+        }
+    }
+
+    /// Out of line, so that the normal case runs straight through.
+    #[cold]
+    #[inline(never)]
+    fn sample_during_store<R>(&self, sample: impl Fn([u64; N]) -> R) -> R {
+        loop {
+            let result = self.sample_bank_1(&sample).or_else(|| self.sample_bank_0(&sample));
+            if let Some(result) = result {
+                return result;
+            }
+        }
+    }
+
+    /// The sample, if no update was under way nor began meanwhile.
+    #[inline]
+    fn sample_bank_0<R>(&self, sample: impl Fn([u64; N]) -> R) -> Option<R> {
+        let sequence = self.done.load(Ordering::Acquire);
+        let result = sample(self.load(0));
+        fence(Ordering::Acquire);
+        (self.begun.load(Ordering::Relaxed) == sequence).then_some(result)
+    }
+
+    /// The sample, if one update was under way all the while.
+    fn sample_bank_1<R>(&self, sample: impl Fn([u64; N]) -> R) -> Option<R> {
+        let sequence = self.begun.load(Ordering::Acquire);
+        let result = sample(self.load(1));
+        fence(Ordering::Acquire);
+        (self.done.load(Ordering::Relaxed) + 1 == sequence).then_some(result)
+    }
+
+    #[inline]
+    fn load(&self, bank: usize) -> [u64; N] {
+        std::array::from_fn(|i| self.banks[bank][i].load(Ordering::Relaxed))
+    }
+
+    /// Only one call at a time.
+    fn store(&self, words: [u64; N]) {
+        let store_to = |bank: usize| {
+            for (place, word) in self.banks[bank].iter().zip(words) {
+                place.store(word, Ordering::Relaxed);
+            }
+        };
+        let sequence = self.done.load(Ordering::Relaxed) + 1;
+
+        // Release: whoever turns to bank 1 finds it whole.
+        self.begun.store(sequence, Ordering::Release);
+        fence(Ordering::Release);
+        store_to(0);
+        // Release: whoever turns back to bank 0 finds it whole.
+        self.done.store(sequence, Ordering::Release);
+        fence(Ordering::Release);
+        store_to(1);
     }
 }
 

@@ -5,7 +5,7 @@
 
 use crate::layout::{
     ACPI_TABLES, CMOS, COM1, COM1_GSI, HIGH_MEMORY, HPET, HPET_SIZE, IOAPIC, LAPIC, PIT_GSI,
-    PM_TIMER, PM1_CONTROL, PM1_EVENT, RESET, RESET_VALUE, SCI_GSI, SLEEP_TYPE_S5,
+    PM_TIMER, PM1_CONTROL, PM1_EVENT, PVPANIC, RESET, RESET_VALUE, SCI_GSI, SLEEP_TYPE_S5,
 };
 use crate::memory::GuestMemory;
 use crate::topology::Topology;
@@ -205,6 +205,16 @@ fn dsdt(machine: &Machine) -> Vec<u8> {
         vec![&port(COM1, 8), &aml::Interrupt::new(true, true, false, false, COM1_GSI)],
     );
     devices.extend(device("RTC_", "PNP0B00", vec![&port(CMOS, 2)]));
+    // Guests find pvpanic by this name, which is no EISA id.
+    devices.extend(bytes_of(&aml::Device::new(
+        "PEVT".into(),
+        vec![
+            &aml::Name::new("_HID".into(), &"QEMU0001"),
+            &aml::Name::new("_CRS".into(), &aml::ResourceTemplate::new(vec![&port(PVPANIC, 1)])),
+            // Present, enabled, functioning, not shown (ACPI 6.5 §6.3.7).
+            &aml::Name::new("_STA".into(), &0x0b_u8),
+        ],
+    )));
     if machine.hpet_id.is_some() {
         let registers = aml::Memory32Fixed::new(false, HPET as u32, HPET_SIZE as u32);
         devices.extend(device("HPET", "PNP0103", vec![&registers]));

@@ -130,6 +130,12 @@ pub struct RunOptions {
     /// Take commands there, one JSON object a line
     #[arg(long, value_name = "SOCKET")]
     pub control: Option<PathBuf>,
+    /// Let every thread call all of the host's kernel
+    #[arg(long)]
+    pub no_seccomp: bool,
+    /// Refine the reference clock's rate in the background
+    #[arg(long, value_name = "ON|OFF", value_enum, default_value_t = Switch::On, hide_possible_values = true)]
+    pub clock_discipline: Switch,
     /// Tell on stderr when each step of the start was reached
     #[arg(long)]
     pub boot_timer: bool,
@@ -163,6 +169,15 @@ impl fmt::Display for HugePages {
             Self::OneGib => "1G",
         })
     }
+}
+
+/// On or off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// Do it.
+    On,
+    /// Leave it.
+    Off,
 }
 
 /// Who serves the Hyper-V clock.
@@ -310,6 +325,16 @@ mod tests {
         Cli::command().debug_assert();
         let help = Cli::command().render_help().to_string();
         assert!(help.lines().count() <= 50, "{help}");
+    }
+
+    #[test]
+    fn every_flag_is_in_the_table_of_flags() {
+        let table = include_str!("../../docs/flags.md");
+        for argument in Cli::command().get_arguments() {
+            let flag = format!("--{}", argument.get_long().unwrap_or_default());
+            let row = |line: &str| line.starts_with("| `") && line.contains(&flag);
+            assert!(table.lines().any(row), "{flag}");
+        }
     }
 
     #[test]

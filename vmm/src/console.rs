@@ -4,6 +4,7 @@
 //! is full, bytes are dropped and counted, and the guest's clock runs on.
 
 use crate::error::{Error, Result};
+use crate::seccomp;
 use crate::signals;
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -52,6 +53,7 @@ impl Console {
             .name("console".into())
             .spawn(move || {
                 signals::leave_to_main();
+                seccomp::enter(seccomp::Thread::Console);
                 copy(&ring, &mut output);
             })
             .map_err(|e| Error::new(format!("cannot start the console thread ({e})")))?;

@@ -15,6 +15,7 @@ mod desk;
 use crate::error::{Error, Result};
 use crate::host_cpus::{CpuList, HostCpus};
 use crate::pinning::Place;
+use crate::seccomp;
 use crate::signals;
 use desk::Desk;
 use devices::clock::Clock;
@@ -136,6 +137,7 @@ impl Plan {
                     let told = ready.send(placed);
                     drop(ready);
                     if good && told.is_ok() {
+                        seccomp::enter(seccomp::Thread::Timers);
                         desk.serve(&*clock, &bound, manner.poll);
                     }
                 })

@@ -3,11 +3,12 @@
 use crate::acpi;
 use crate::board;
 use crate::boot;
-use crate::cli::{HvImpl, RunOptions};
+use crate::cli::{HvImpl, RunOptions, Switch};
 use crate::console::Console;
 use crate::control::Control;
 use crate::control_socket::{Server, Socket};
 use crate::cpuid::Template;
+use crate::discipline::Discipline;
 use crate::ending::Ending;
 use crate::error::{Error, Result};
 use crate::events::{self, Timeout};
@@ -26,6 +27,7 @@ use crate::msr_filter;
 use crate::operator::Operator;
 use crate::pinning::Place;
 use crate::registers::Entry;
+use crate::seccomp;
 use crate::serial_to;
 use crate::signals::{self, Signals};
 use crate::stats::VcpuStats;
@@ -91,6 +93,9 @@ impl Machine {
     /// One line that names the flag or file to change.
     pub fn build(options: &RunOptions, marks: Marks) -> Result<Self> {
         let kernel_path = options.kernel.as_deref().unwrap_or(Path::new(""));
+        if !options.no_seccomp {
+            seccomp::turn_on()?;
+        }
         let stats_file = options.stats.as_deref().map(StatsFile::open).transpose()?;
         let (output, source) = serial_to::open(&options.serial)?;
         let marks = Arc::new(marks);
@@ -169,7 +174,7 @@ impl Machine {
         let counted = Arc::new(OnceLock::new());
         let (mut ports, mut mmio) = board::buses(&serial, &lifecycle, &timeline, &marks, &counted);
         if options.debug_exit {
-            ports.extend(test_device::ports(&vm, &memory, &lifecycle, &console));
+            ports.extend(test_device::ports(&vm, &lifecycle, &console));
         }
         mmio.extend(hpet.as_ref().map(hpet::Board::range));
         let (ports, mmio) = (board::bus(ports)?, board::bus(mmio)?);
@@ -255,6 +260,10 @@ impl Machine {
         if let Some(socket) = self.control {
             subscribers.push(Arc::new(Server::new(socket, control)));
         }
+        if options.clock_discipline == Switch::On {
+            subscribers.push(Arc::new(Discipline::start(self.shared.clone())?));
+        }
+        seccomp::enter(seccomp::Thread::Main);
         lifecycle.resume();
         let waited = events::run(lifecycle, subscribers);
         if let Err(e) = &waited {
@@ -375,6 +384,7 @@ fn spawn_vcpu(
             drop(seed);
             let told = match grown {
                 Ok(vcpu) => {
+                    seccomp::enter(seccomp::Thread::Vcpu);
                     let told = ready.send(Ok(()));
                     drop(ready);
                     let i = index as usize;

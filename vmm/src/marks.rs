@@ -9,11 +9,12 @@
 //! | `kernel loaded` | kernel, initrd, command line and tables are in it |
 //! | `vcpus ready` | the last vCPU is created and set up |
 //! | `vcpu 0 enters` | right before its first KVM_RUN: the nearest that we can see to the first guest instruction |
-//! | `last vcpu enters` | the same of the last thread; APs wait inside KVM_RUN |
+//! | `last vcpu enters` | the same of the last thread; APs wait for SIPI inside KVM_RUN |
 //! | `first console byte` | of a guest that says so early, the kernel's entry |
 //! | `guest …` | a byte on the mark port: see [`devices::marks`] |
 
 use crate::stats::Reasons;
+use crate::tsc;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -31,6 +32,8 @@ pub struct Mark {
     pub name: String,
     /// Time since the process began to work, in ns of CLOCK_MONOTONIC.
     pub ns: u64,
+    /// The same moment in ns of CLOCK_MONOTONIC_RAW, which nobody steers.
+    pub raw_ns: u64,
     /// Exits of all vCPUs so far, by reason; for the guest's marks alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exits: Option<Reasons>,
@@ -52,10 +55,11 @@ impl Marks {
 
     /// Notes a moment.
     pub fn note(&self, name: impl Into<String>, exits: Option<Reasons>) {
+        let raw_ns = tsc::monotonic_raw_ns();
         let ns = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let mut marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner);
         if marks.len() < MOST {
-            marks.push(Mark { name: name.into(), ns, exits });
+            marks.push(Mark { name: name.into(), ns, raw_ns, exits });
         }
     }
 

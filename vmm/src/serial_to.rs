@@ -46,8 +46,8 @@ pub struct Source {
     pub reader: Option<File>,
     /// Whether a person types there, whose escape key we serve.
     pub operator: bool,
-    /// A pseudo-terminal hangs up when nobody holds its other side.
-    other_side: Option<OwnedFd>,
+    /// Both sides of a pseudo-terminal, which hangs up when nobody holds one of them.
+    sides: Option<(File, OwnedFd)>,
 }
 
 impl Source {
@@ -55,13 +55,15 @@ impl Source {
     /// in it is lost when we close ours.
     pub fn drain(&self) {
         const PATIENCE: Duration = Duration::from_millis(500);
-        let Some(other_side) = &self.other_side else { return };
+        let Some((_, other_side)) = &self.sides else { return };
         let deadline = Instant::now() + PATIENCE;
-        let mut unread: libc::c_int = 0;
         loop {
-            // SAFETY: FIONREAD fills one int.
-            unsafe { libc::ioctl(other_side.as_raw_fd(), libc::FIONREAD, &raw mut unread) };
-            if unread == 0 || Instant::now() > deadline {
+            // Also what is still on its way through the kernel counts as unread.
+            let mut unread =
+                libc::pollfd { fd: other_side.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+            // SAFETY: one live structure, whose count is given.
+            unsafe { libc::poll(&raw mut unread, 1, 0) };
+            if unread.revents & libc::POLLIN == 0 || Instant::now() > deadline {
                 return;
             }
             // Nothing tells when a pseudo-terminal has been read.
@@ -89,13 +91,15 @@ pub fn open(to: &SerialTo) -> Result<(Output, Source)> {
             let output = copy(&io::stdout()).map_err(failed("stdio".into()))?;
             let reader = copy(&io::stdin()).map_err(failed("stdio".into()))?;
             let operator = terminal::is_terminal();
-            (Output(Some(output)), Source { reader: Some(reader), operator, other_side: None })
+            (Output(Some(output)), Source { reader: Some(reader), operator, sides: None })
         }
         SerialTo::Pty => {
             let (ours, theirs, name) = pseudo_terminal().map_err(failed("pty".into()))?;
-            let reader = ours.try_clone().map_err(failed("pty".into()))?;
+            let copy = || ours.try_clone().map_err(failed("pty".into()));
+            let (reader, held) = (copy()?, copy()?);
             eprintln!("vmm: the serial port is {name}");
-            let source = Source { reader: Some(reader), operator: false, other_side: Some(theirs) };
+            let source =
+                Source { reader: Some(reader), operator: false, sides: Some((held, theirs)) };
             (Output(Some(ours)), source)
         }
     })

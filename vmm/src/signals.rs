@@ -15,6 +15,7 @@ use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -71,6 +72,8 @@ pub fn leave_to_main() {
 pub struct Signals {
     fd: Mutex<File>,
     shared: Arc<Shared>,
+    /// Whether the machine is to go on when this process does.
+    stopped: AtomicBool,
     /// Rung when the terminal may have become ours.
     input: EventFd,
 }
@@ -92,22 +95,25 @@ impl Signals {
             }
             File::from_raw_fd(fd)
         };
-        Ok(Self { fd: Mutex::new(fd), shared, input })
+        Ok(Self { fd: Mutex::new(fd), shared, stopped: AtomicBool::new(false), input })
     }
 
     fn act(&self, number: libc::c_int) {
         match number {
             libc::SIGTSTP => {
-                let was_running = self.shared.lifecycle.state() == State::Running;
-                self.shared.pause();
+                if self.shared.lifecycle.state() == State::Running {
+                    self.stopped.store(true, Ordering::Relaxed);
+                    self.shared.pause();
+                }
                 terminal::restore();
                 // SAFETY: stops this process until somebody continues it.
                 unsafe { libc::kill(libc::getpid(), libc::SIGSTOP) };
-                if was_running {
-                    self.shared.resume();
-                }
             }
             libc::SIGCONT => {
+                // Not sooner: after kill, the stop may still be on its way to us.
+                if self.stopped.swap(false, Ordering::Relaxed) {
+                    self.shared.resume();
+                }
                 terminal::take();
                 let _ = self.input.write(1);
             }

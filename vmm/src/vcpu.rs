@@ -239,20 +239,24 @@ pub fn run(
 ) {
     let run: *mut kvm_run = vcpu.get_kvm_run();
     let seat = Seat::new(lifecycle, index, run);
-    if lifecycle.state() == State::Running || lifecycle.park() {
+    // An AP executes nothing before its SIPI, for which it waits inside KVM_RUN:
+    // it need not wait for the machine's start first.
+    let mut inert = index != 0 && lifecycle.state() != State::Ending;
+    if inert || lifecycle.state() == State::Running || lifecycle.park() {
         enters();
     }
     // SAFETY: `vcpu` lives to the end of this function and keeps the descriptor
     // open. Not a borrow of `vcpu`, because an exit borrows all of that.
     let fd = unsafe { BorrowedFd::borrow_raw(vcpu.as_raw_fd()) };
     loop {
-        if lifecycle.state() != State::Running {
+        if lifecycle.state() != State::Running && !inert {
             if !lifecycle.park() {
                 break;
             }
             // Fails, harmlessly, for a guest that has no kvm-clock.
             let _ = vcpu.kvmclock_ctrl();
         }
+        inert = false;
         let exit = vcpu.run();
         let left = tsc::read();
         let (subject, action) = match exit {

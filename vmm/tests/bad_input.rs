@@ -1,5 +1,7 @@
 //! Whatever a user gets wrong is one line that names it, exit code 35, at once.
 
+#![allow(clippy::unwrap_used)] // a failed unwrap is a failed test
+
 mod common;
 
 use common::{run, vmm};

@@ -1,5 +1,7 @@
 //! Bare-metal guests on this machine's /dev/kvm.
 
+#![allow(clippy::unwrap_used)] // a failed unwrap is a failed test
+
 mod common;
 
 use common::{Outcome, guest, kvm_or_skip, results, run, tail, vmm};

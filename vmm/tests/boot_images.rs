@@ -1,5 +1,7 @@
 //! Every kind of kernel image boots, and every damaged one is refused in a line.
 
+#![allow(clippy::unwrap_used)] // a failed unwrap is a failed test
+
 mod common;
 
 use common::image::{self, BASE, Segment};
@@ -44,7 +46,7 @@ fn every_kind_of_image_boots() {
         assert_eq!(boot(&image, &["--boot", "setup", "--cmdline", "s"]), "s|isf");
         assert_eq!(boot(&image, &["--boot", "payload", "--cmdline", "p"]), "p|isf");
         // A format that we do not know: the guest unpacks it.
-        assert_eq!(boot(&image::bzimage(long, b"what?"), &["--cmdline", "o"]), "o|isf");
+        assert_eq!(boot(&image::bzimage(long, b"what is it?"), &["--cmdline", "o"]), "o|isf");
     }
 }
 
@@ -120,7 +122,7 @@ fn damaged_images_are_refused() {
     let outside = image::elf(true, BASE - 1, &[Segment::load(BASE, code())]);
     refused("an entry outside of the image", &outside, "enters at");
     let beyond = image::elf(true, 1 << 40, &[Segment::load(BASE, code())]);
-    refused("an entry outside of memory", &beyond, "enters at");
+    refused("an entry outside of memory", &beyond, "beyond 4 GiB");
     let pvh = [Segment::load(BASE, code()), Segment::pvh(0x10)];
     refused("a PVH entry outside of the image", &elf(&pvh), "enters at");
     let bare32 = image::elf(false, BASE, &[Segment::load(BASE, image::program(false))]);
@@ -165,9 +167,11 @@ fn damaged_images_are_refused() {
     let other = image::gzip(&image::vmlinux(false));
     refused("a 32-bit payload in a 64-bit image", &bz(&other), "word size");
     let high = image::elf(true, 1 << 33, &[Segment::load(1 << 33, code())]);
+    refused("a payload linked beyond 4 GiB", &bz(&image::gzip(&high)), "beyond 4 GiB");
+    let high = image::elf(true, 1 << 30, &[Segment::load(1 << 30, code())]);
     refused("a payload linked beyond memory", &bz(&image::gzip(&high)), "--memory");
     let unknown = directory.path().join("unknown");
-    std::fs::write(&unknown, bz(b"what?")).unwrap();
+    std::fs::write(&unknown, bz(b"what is it?")).unwrap();
     let outcome = run(vmm().arg("-k").arg(unknown).args(["--boot", "payload"]), LIMIT);
     assert!(outcome.status == 35 && outcome.stderr.contains("--boot setup"), "{outcome:?}");
 }

@@ -2,11 +2,12 @@
 //! comes, by the clocks that do not depend on it.
 
 use crate::report::Result as Report;
-use crate::{jobs, system, tsc};
+use crate::{jobs, marks, system, tsc};
 
 const CLOCK_EVENT: &str = "/sys/devices/system/clockevents/clockevent0/current_device";
 
-/// `ticks:SECONDS`: counts interrupts on IRQ 0 while asleep for so long.
+/// `ticks:SECONDS`: counts interrupts on IRQ 0 while asleep for so long, between
+/// the marks 0 and 1.
 ///
 /// # Errors
 /// There is no IRQ 0 or no clockevent.
@@ -14,7 +15,9 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
     let seconds = jobs::number(arguments, 0, 10)?;
     let tsc_hz = tsc::measure_hz();
     let (ticks_before, tsc_before) = (irq0_count()?, tsc::ordered());
+    marks::mark(0);
     std::thread::sleep(std::time::Duration::from_secs(seconds));
+    marks::mark(1);
     let (ticks_after, tsc_after) = (irq0_count()?, tsc::ordered());
     let elapsed_s = tsc_after.wrapping_sub(tsc_before) as f64 / tsc_hz;
     let ticks = ticks_after - ticks_before;

@@ -28,6 +28,9 @@ struct Arguments {
     /// Where to put the files that the command left in out/
     #[arg(long, value_name = "DIRECTORY")]
     out: Option<PathBuf>,
+    /// Let the machine's clocks count its instructions, 1 ns each, not this host's time
+    #[arg(long)]
+    virtual_time: bool,
     /// No progress on standard error
     #[arg(long)]
     quiet: bool,
@@ -59,6 +62,7 @@ fn run(arguments: &Arguments) -> Result<i32, String> {
         files: arguments.files.clone(),
         timeout: Duration::from_secs(arguments.timeout),
         memory_mib: arguments.memory,
+        virtual_time: arguments.virtual_time,
         progress: !arguments.quiet,
     };
     let output = lab

@@ -6,7 +6,9 @@
 
 use super::{Common, linux_files, run_all};
 use crate::host::label;
+use crate::progress::Progress;
 use crate::report::{Plot, Report, Shape, figure};
+use crate::resources;
 use crate::results::{self, Result as Line};
 use crate::vm::{Outcome, Vm, VmError};
 use serde::Serialize;
@@ -19,6 +21,23 @@ const METHOD: &str = "guest-kernel: ordered RDTSC, N reads, ordered RDTSC, divid
     same around N clock_gettime(CLOCK_REALTIME), or around N reads of the page or register in \
     ring 3 for bare-metal guests (kernel column of the page: ring 3, same instructions); p50, min \
     and max over batches of N reads";
+
+/// Word sizes of guests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Word {
+    /// 64-bit guests.
+    Amd64,
+    /// These, and 32-bit guests beside them.
+    I386,
+}
+
+/// What to measure.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Options {
+    /// Which guests: i386 adds 32-bit ones to the table
+    #[arg(long, value_name = "ARCH", value_enum, default_value_t = Word::Amd64)]
+    pub guest: Word,
+}
 
 /// One measured clock.
 #[derive(Debug, Clone, Serialize)]
@@ -40,7 +59,7 @@ struct Row {
 ///
 /// # Errors
 /// A guest that does not run, or runs on another clock than it should.
-pub fn run(common: &Common) -> Result<Report, VmError> {
+pub fn run(common: &Common, options: &Options) -> Result<Report, VmError> {
     let bare = common.bare("guest-clock-cost", &["--cpus", "2", "--hv-tsc-page"])?;
     let files = linux_files()?;
     const JOBS: &str = "clocksource,dmesg,clock-cost,poweroff";
@@ -58,10 +77,51 @@ pub fn run(common: &Common) -> Result<Report, VmError> {
     rows.extend(self::rows("Linux", page_ran));
     let msr = |row: &Row| row.clock == "hyperv_clocksource_msr";
     rows.extend(self::rows("Linux", counter_ran).into_iter().filter(msr));
+    let narrow = match options.guest {
+        Word::Amd64 => None,
+        Word::I386 => Some(run_narrow(common, &mut rows)?),
+    };
     let mut report = report(&rows);
+    report.notes.extend(narrow);
     report.notes.extend(defects(page_ran));
     report.notes.push(page_quietness(page_ran));
     Ok(report)
+}
+
+/// Runs the 32-bit guests and adds their rows; returns what must be said of them.
+///
+/// The kernel's reads are measured in a bare 32-bit kernel of our own, by the code
+/// that Linux would use, because nothing of ours can be built into Debian's.
+fn run_narrow(common: &Common, rows: &mut Vec<Row>) -> Result<String, VmError> {
+    let mut progress = Progress::new(true);
+    let kernel = resources::kernel(&mut progress, Some("i386"))?;
+    let init = resources::program(&mut progress, "init32")?;
+    let image = resources::program(&mut progress, "guest32-clock-cost")?;
+    let initramfs = init.with_file_name("guest32.cpio");
+    resources::initramfs(&mut progress, &initramfs, &[("/init".into(), init)])?;
+    let files = vec![("bzImage".into(), kernel), ("initrd".into(), initramfs)];
+    let linux = |name, flag| common.linux(name, "clock-cost", &files, &["--cpus", "2", flag]);
+    let page = linux("32-bit Linux with the TSC page", "--hv-tsc-page");
+    let counter = linux("32-bit Linux with the counter alone", "--hv-ref-counter");
+    let mut bare = page.clone();
+    bare.name = "32-bit bare kernel".into();
+    bare.files = vec![("guest32".into(), image)];
+    bare.arguments = ["--kernel", "guest32", "--hv-tsc-page", "--cmdline", "reads=200"]
+        .map(str::to_owned)
+        .to_vec();
+    bare.arguments.extend(common.vmm_arg.iter().cloned());
+
+    let ran = run_all(&[page.clone(), counter.clone(), bare])?;
+    let [page_ran, counter_ran, bare_ran] = &ran[..] else { unreachable!("one outcome a VM") };
+    expect_clocksource(&page, page_ran, "hyperv_clocksource_tsc_page")?;
+    expect_clocksource(&counter, counter_ran, "hyperv_clocksource_msr")?;
+    rows.extend(self::rows("bare metal i386", bare_ran));
+    rows.extend(self::rows("Linux i386", page_ran));
+    let msr = |row: &Row| row.clock == "hyperv_clocksource_msr";
+    rows.extend(self::rows("Linux i386", counter_ran).into_iter().filter(msr));
+    Ok("a 32-bit Linux guest chose hyperv_clocksource_tsc_page by itself; the kernel rows of i386 \
+        are of a bare 32-bit kernel with Linux's arithmetic"
+        .into())
 }
 
 /// The guest must have chosen this clock by itself.
@@ -224,6 +284,13 @@ fn report(rows: &[Row]) -> Report {
     };
     say("bare metal", bare, DOCUMENT[0].1 / DOCUMENT[1].1);
     say("Linux user", linux, DOCUMENT[0].2 / DOCUMENT[1].2);
+    let narrow = |guest: &str, place: &str| {
+        ratio(cycles(rows, guest, place, MSR), cycles(rows, guest, place, PAGE))
+    };
+    let (kernel, user) =
+        (narrow("bare metal i386", "guest-kernel"), narrow("Linux i386", "guest-user"));
+    say("i386 kernel", kernel, DOCUMENT[0].1 / DOCUMENT[1].1);
+    say("i386 Linux user", user, DOCUMENT[0].2 / DOCUMENT[1].2);
     report.plot = Some(Plot {
         title: "Cost of one clock read".into(),
         x: "clock (K: guest kernel, U: guest user)".into(),
@@ -237,8 +304,8 @@ fn report(rows: &[Row]) -> Report {
 fn bar(row: &Row) -> (String, f64) {
     let clock = row.clock.trim_start_matches("hyperv_clocksource_");
     let place = if row.place == "guest-kernel" { "K" } else { "U" };
-    let guest = if row.guest == "Linux" { "Linux " } else { "" };
-    (format!("{guest}{clock} {place}"), row.cycles_p50)
+    let guest = row.guest.trim_start_matches("bare metal").trim_start();
+    (format!("{guest} {clock} {place}").trim_start().to_owned(), row.cycles_p50)
 }
 
 #[cfg(test)]

@@ -1,11 +1,16 @@
 //! The experiments: one module each, with the same three steps: plan the VMs, run
 //! them, reduce what they printed to rows.
 
+pub mod bench;
 pub mod bringup;
 pub mod clock_cost;
 pub mod contention_model;
 pub mod cyclictest;
+pub mod drift;
+mod driven;
 pub mod hpet_contention;
+pub mod nmi_storm;
+pub mod order;
 pub mod start_up;
 pub mod timer_latency;
 
@@ -40,6 +45,7 @@ impl Common {
             files: vec![(program.to_owned(), crate::vm::sibling(program)?)],
             timeout: Duration::from_secs(120),
             in_lab: self.lab.in_lab(Guest::Bare),
+            virtual_time: false,
         })
     }
 
@@ -76,6 +82,7 @@ impl Common {
             files: files.to_vec(),
             timeout: Duration::from_secs(300),
             in_lab: self.lab.in_lab(Guest::Linux),
+            virtual_time: false,
         }
     }
 }

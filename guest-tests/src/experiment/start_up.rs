@@ -186,7 +186,7 @@ fn smaps_after_first_line(child: &mut Child) -> io::Result<String> {
 
 /// Sum of `Rss` over all mappings but the one whose `Size` is `skip_kib`; `None`
 /// if there is not exactly one such.
-fn rss_without(smaps: &str, skip_kib: u64) -> Option<u64> {
+pub(super) fn rss_without(smaps: &str, skip_kib: u64) -> Option<u64> {
     let kib = |line: &str, key: &str| {
         line.strip_prefix(key)?.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()
     };

@@ -1,6 +1,7 @@
 //! The timer thread: it sleeps until the HPET's next deadline.
 
 use crate::lifecycle::{Lifecycle, State};
+use crate::pinning;
 use devices::clock::Clock;
 use devices::hpet::TimerService;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -49,8 +50,7 @@ impl Alarm {
 
     /// Calls `expire` at each deadline until [`Alarm::stop`]; the thread's work.
     pub fn run(&self, lifecycle: &Lifecycle, expire: impl Fn()) {
-        // SAFETY: sets this thread's timer slack (to 1 ns from 50 µs); reads no memory.
-        unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
+        pinning::refuse_timer_slack();
         let mut state = self.lock();
         while !state.stopping {
             // Reference time stands still in a paused machine, and so do we.

@@ -10,6 +10,8 @@ use crate::ending::Ending;
 use crate::error::{Error, Result};
 use crate::layout::HPET;
 use crate::lifecycle::Lifecycle;
+use crate::pinning::Place;
+use crate::seccomp;
 use crate::signals;
 use crate::timeline::Timeline;
 use alarm::Alarm;
@@ -19,7 +21,7 @@ use interrupts::KvmInterrupts;
 use kvm_ioctls::VmFd;
 use page::Page;
 use serde::Serialize;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 
 /// The device and its threads.
@@ -64,6 +66,12 @@ impl Board {
             HpetMode::Exit => None,
             HpetMode::Page => Some(Arc::new(Page::map(vm, slot, options.hpet_page_period)?)),
         };
+        if page.is_some() && thread::available_parallelism().is_ok_and(|cpus| cpus.get() == 1) {
+            log::warn!(
+                "--hpet page: there is one CPU for the guest and for the thread that stores the \
+                 counter, which the guest may find standing still; use --hpet exit"
+            );
+        }
         let alarm = Arc::new(Alarm::new(timeline.clone()));
         let timers = usize::from(options.hpet_timers);
         let interrupts = Arc::new(KvmInterrupts::new(vm.clone()));
@@ -73,17 +81,22 @@ impl Board {
             None => device,
         });
 
+        // The busy thread shares its CPU with as few timers as can be, and is no real-time
+        // thread: it would let nobody else have that CPU.
+        let cpus = options.housekeeping.as_ref().map_or(&[][..], |list| &list.0);
+        let timer_place = Place { cpu: cpus.first().copied(), rt_priority: options.rt_prio };
+        let page_place = Place { cpu: cpus.last().copied(), rt_priority: None };
         let _alarm = {
             let (own, other) = (alarm.clone(), alarm.clone());
             let (hands, life) = (device.clone(), lifecycle.clone());
             let work = move || own.run(&life, || hands.expire());
-            Helper::start("hpet-timer", lifecycle, work, move || other.stop())?
+            Helper::start("hpet-timer", timer_place, lifecycle, work, move || other.stop())?
         };
         let publisher = |page: &Arc<Page>| {
             let (own, other) = (page.clone(), page.clone());
             let (time, life) = (timeline.clone(), lifecycle.clone());
             let work = move || own.publish(&*time, &life);
-            Helper::start("hpet-page", lifecycle, work, move || other.stop())
+            Helper::start("hpet-page", page_place, lifecycle, work, move || other.stop())
         };
         let _publisher = page.as_ref().map(publisher).transpose()?;
         Ok(Some(Self { device, meters: Meters { alarm, page }, _alarm, _publisher }))
@@ -126,17 +139,29 @@ struct Helper {
 impl Helper {
     fn start(
         name: &str,
+        place: Place,
         lifecycle: &Arc<Lifecycle>,
         work: impl FnOnce() + Send + 'static,
         stop: impl Fn() + Send + Sync + 'static,
     ) -> Result<Self> {
+        let (ready, when_ready) = mpsc::channel();
+        let seated = move || {
+            signals::leave_to_main();
+            let placed = place.take("--housekeeping");
+            let good = placed.is_ok();
+            // Its receiver waits for it.
+            let _ = ready.send(placed);
+            if good {
+                seccomp::enter(seccomp::Thread::Timers);
+                work();
+            }
+        };
         let thread = thread::Builder::new()
             .name(name.into())
-            .spawn(move || {
-                signals::leave_to_main();
-                work();
-            })
+            .spawn(seated)
             .map_err(|e| Error::new(format!("--hpet: the host starts no {name} thread ({e})")))?;
+        // Silence is a panic, which ends the process.
+        when_ready.recv().unwrap_or(Ok(()))?;
         let lifecycle = lifecycle.clone();
         let stop = Box::new(move || {
             // It may wait for a machine to go on that was never finished.

@@ -11,8 +11,8 @@ use crate::memory::{self, GuestMemory};
 use linux_loader::loader::bootparam::{XLF_KERNEL_64, setup_header};
 use linux_loader::loader::{BzImage, KernelLoader};
 use std::fs::File;
-use std::io::{Cursor, Read, Seek, SeekFrom};
-use vm_memory::{ByteValued, GuestAddress};
+use std::io::{BufReader, Read, Seek, SeekFrom};
+use vm_memory::{ByteValued, Bytes, GuestAddress};
 
 /// Offset of the setup header in the file.
 const HEADER: usize = 0x1f1;
@@ -34,9 +34,9 @@ pub(super) fn load(
     if boot == Boot::Setup {
         return load_setup(memory, file, header);
     }
-    let packed = read_payload(file, &header)?;
-    match payload::Format::of(&packed) {
-        Some(format) => load_payload(memory, header, format, &packed),
+    let (magic, size) = payload_ends(file, &header)?;
+    match payload::Format::of(&magic) {
+        Some(format) => load_payload(memory, file, header, format, size),
         None if boot == Boot::Auto => {
             log::info!("the payload's format is not known here: the guest unpacks it itself");
             load_setup(memory, file, header)
@@ -69,25 +69,37 @@ fn load_setup(
 /// The kernel alone, where it was linked to run.
 fn load_payload(
     memory: &GuestMemory,
+    file: &mut File,
     header: setup_header,
     format: payload::Format,
-    packed: &[u8],
+    size: u64,
 ) -> Result<Kernel, String> {
     let init_size = u64::from(header.init_size);
-    let unpacked = payload::unpack(format, packed, init_size, memory::low_end(memory))?;
-    let length = unpacked.len() as u64;
-    let mut unpacked = Cursor::new(unpacked);
-    let image = elf::parse(&mut unpacked, length).map_err(|e| format!("has a payload that {e}"))?;
+    payload::check_size(size, init_size, memory::low_end(memory))?;
+    // gzip has the size as a part of its own.
+    let own = if format == payload::Format::Gzip { 0 } else { 4 };
+    let length = u64::from(header.payload_length) - own;
+    file.seek(SeekFrom::Start(payload_start(&header))).map_err(|e| e.to_string())?;
+    let packed = BufReader::with_capacity(64 << 10, file.take(length));
+    let mut unpacked = payload::Unpacked::open(format, packed, size)?;
+
+    let named = |e: String| format!("has a payload that {e}");
+    let image = elf::parse_head(unpacked.head(), size).map_err(named)?;
     if image.long != is_64(&header) {
         return Err("has a damaged header: its payload is for the other word size".into());
     }
+    let entry = image.check_entry(image.entry).map_err(named)?;
     let protocol = if image.long { Protocol::Linux64(header) } else { Protocol::Linux32(header) };
-    let loaded = image
-        .check_entry(image.entry)
-        .and_then(|entry| Ok((entry, image.copy(memory, &mut unpacked, &protocol)?)));
-    let (entry, segments) = loaded.map_err(|e| format!("has a payload that {e}"))?;
+    let segments = image.place(memory, &protocol).map_err(named)?;
+    for segment in image.in_file_order() {
+        unpacked.copy(segment.offset, segment.filled, |at, piece| {
+            let to = GuestAddress(segment.memory.start + at);
+            memory.write_slice(piece, to).map_err(|e| e.to_string())
+        })?;
+    }
+    unpacked.finish()?;
     log::info!(
-        "unpacked the {format:?} payload: {length} bytes, entered at {entry:#x} where it was \
+        "unpacked the {format:?} payload: {size} bytes, entered at {entry:#x} where it was \
          linked to run (KASLR needs --boot setup)"
     );
     let end = segments.end.max(segments.start.saturating_add(init_size));
@@ -104,17 +116,25 @@ fn kernel(entry: u64, protocol: Protocol, occupies: std::ops::Range<u64>) -> Ker
     Kernel { entry, protocol, occupies, initrd_max, cmdline_max }
 }
 
-/// The bytes at `payload_offset` in the protected-mode part.
-fn read_payload(file: &mut File, header: &setup_header) -> Result<Vec<u8>, String> {
+/// First and last four bytes of the payload; the last are its unpacked size.
+fn payload_ends(file: &mut File, header: &setup_header) -> Result<([u8; 4], u64), String> {
     let (offset, length) = (u64::from(header.payload_offset), u64::from(header.payload_length));
-    if offset + length > u64::from(header.syssize) * 16 {
+    if length < 8 || offset + length > u64::from(header.syssize) * 16 {
         return Err("has a damaged header: its payload ends beyond the image".into());
     }
-    let mut packed = Vec::with_capacity(length as usize);
-    file.seek(SeekFrom::Start(setup_bytes(header) + offset))
-        .and_then(|_| file.take(length).read_to_end(&mut packed))
-        .map_err(|e| e.to_string())?;
-    Ok(packed)
+    let start = payload_start(header);
+    let mut four = |at| {
+        let mut bytes = [0; 4];
+        file.seek(SeekFrom::Start(at)).and_then(|_| file.read_exact(&mut bytes))?;
+        Ok::<_, std::io::Error>(bytes)
+    };
+    let failed = |e: std::io::Error| e.to_string();
+    let (magic, size) = (four(start).map_err(failed)?, four(start + length - 4).map_err(failed)?);
+    Ok((magic, u32::from_le_bytes(size).into()))
+}
+
+fn payload_start(header: &setup_header) -> u64 {
+    setup_bytes(header) + u64::from(header.payload_offset)
 }
 
 /// Bytes before the protected-mode part. `setup_sects` 0 means 4, for the sake

@@ -5,7 +5,7 @@
 //! Every segment is checked before the first byte goes into guest memory.
 
 use super::{Kernel, Protocol, multiboot};
-use crate::layout::HIGH_MEMORY;
+use crate::layout::{HIGH_MEMORY, HOLE_END};
 use crate::memory::{self, GuestMemory};
 use elf::ElfStream;
 use elf::abi::{EM_386, EM_X86_64, PT_LOAD, PT_NOTE};
@@ -13,7 +13,7 @@ use elf::endian::LittleEndian;
 use elf::file::Class;
 use elf::note::Note;
 use linux_loader::loader::bootparam::setup_header;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{Cursor, Read, Seek, SeekFrom};
 use std::ops::Range;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, ReadVolatile};
 
@@ -36,13 +36,13 @@ pub(super) struct Image {
 
 /// A loadable segment of at least one byte.
 #[derive(Debug, PartialEq, Eq)]
-struct Segment {
+pub(super) struct Segment {
     /// Offset in the file.
-    offset: u64,
+    pub offset: u64,
     /// Bytes in the file; the rest is zero.
-    filled: u64,
+    pub filled: u64,
     /// Where it goes: guest-physical.
-    memory: Range<u64>,
+    pub memory: Range<u64>,
 }
 
 /// Reads the headers of a file of `length` bytes.
@@ -107,12 +107,11 @@ fn phys32_entry(note: Note<'_>) -> Option<u64> {
 }
 
 impl Image {
-    /// Checks that all of it lies in memory that is free for it, then copies it
-    /// there; returns what it occupies.
-    pub(super) fn copy(
+    /// Checks that all of it lies in memory that is free for it; returns what it
+    /// will occupy.
+    pub(super) fn place(
         &self,
         memory: &GuestMemory,
-        reader: &mut (impl Seek + ReadVolatile),
         protocol: &Protocol,
     ) -> Result<Range<u64>, String> {
         let tables = protocol.tables();
@@ -131,25 +130,41 @@ impl Image {
                 ));
             }
         }
-        for segment in &self.segments {
-            let filled = usize::try_from(segment.filled).map_err(|e| e.to_string())?;
-            reader.seek(SeekFrom::Start(segment.offset)).map_err(|e| e.to_string())?;
-            memory
-                .read_exact_volatile_from(GuestAddress(segment.memory.start), reader, filled)
-                .map_err(|e| format!("cannot be loaded ({e})"))?;
-        }
         let first = self.segments.first().map_or(HIGH_MEMORY, |s| s.memory.start);
         let last = self.segments.last().map_or(HIGH_MEMORY, |s| s.memory.end);
         Ok(first..last)
     }
 
-    /// An entry point that lies in what was loaded.
+    /// The segments in the order of the file.
+    pub(super) fn in_file_order(&self) -> Vec<&Segment> {
+        let mut segments: Vec<_> = self.segments.iter().collect();
+        segments.sort_by_key(|segment| segment.offset);
+        segments
+    }
+
+    /// An entry point that lies in what is loaded, and where the boot vCPU can
+    /// reach it: neither 32-bit mode nor our page tables go beyond 4 GiB.
     pub(super) fn check_entry(&self, entry: u64) -> Result<u64, String> {
+        if entry >= HOLE_END {
+            return Err(format!("enters at {entry:#x}, beyond 4 GiB"));
+        }
         if self.segments.iter().any(|s| s.memory.contains(&entry)) {
             return Ok(entry);
         }
         Err(format!("enters at {entry:#x}, outside of what it loads"))
     }
+}
+
+/// Reads the headers of a file of `length` bytes that begins with `head`; of the
+/// rest, sections and notes, nothing is known.
+pub(super) fn parse_head(head: &[u8], length: u64) -> Result<Image, String> {
+    let mut head = head.to_vec();
+    // e_shoff 0: no section headers.
+    let section_headers = if head.get(4) == Some(&2) { 40..48 } else { 32..36 };
+    if let Some(offset) = head.get_mut(section_headers) {
+        offset.fill(0);
+    }
+    parse(&mut Cursor::new(head), length)
 }
 
 /// Loads an ELF file of `length` bytes, by the first way in that it offers:
@@ -180,7 +195,14 @@ where
         },
     };
     let entry = image.check_entry(entry)?;
-    let occupies = image.copy(memory, reader, &protocol)?;
+    let occupies = image.place(memory, &protocol)?;
+    for segment in image.in_file_order() {
+        let filled = usize::try_from(segment.filled).map_err(|e| e.to_string())?;
+        reader.seek(SeekFrom::Start(segment.offset)).map_err(|e| e.to_string())?;
+        memory
+            .read_exact_volatile_from(GuestAddress(segment.memory.start), reader, filled)
+            .map_err(|e| format!("cannot be loaded ({e})"))?;
+    }
     Ok(Kernel {
         entry,
         protocol,

@@ -4,7 +4,7 @@
 //! anyway), appends the unpacked size as 4 bytes. That size bounds the work, and
 //! the result must have it exactly.
 
-use std::io::Read;
+use std::io::{Cursor, Read};
 
 /// Memory for a decoder's dictionary or window, in KiB.
 const DICTIONARY_KIB: u32 = 256 << 10;
@@ -39,20 +39,13 @@ impl Format {
     }
 }
 
-/// Unpacks a payload of at most `init_size` bytes (which covers it, by Linux's
-/// link script) to at most `limit` bytes.
-pub(super) fn unpack(
-    format: Format,
-    payload: &[u8],
-    init_size: u64,
-    limit: u64,
-) -> Result<Vec<u8>, String> {
-    let damaged = |e: &dyn std::fmt::Display| format!("has a damaged {format:?} payload ({e})");
-    let (packed, size) =
-        payload.split_last_chunk::<4>().ok_or_else(|| damaged(&"it is too short"))?;
-    let size = u64::from(u32::from_le_bytes(*size));
+/// Checks the size that a payload says it unpacks to: at most `init_size` bytes
+/// (which covers it, by Linux's link script), and at most `limit`.
+pub(super) fn check_size(size: u64, init_size: u64, limit: u64) -> Result<(), String> {
     if size > init_size {
-        return Err(damaged(&format_args!("{size} bytes do not fit its init_size {init_size}")));
+        return Err(format!(
+            "has a damaged payload ({size} bytes do not fit its init_size {init_size})"
+        ));
     }
     if size > limit {
         return Err(format!(
@@ -61,35 +54,113 @@ pub(super) fn unpack(
             limit >> 20
         ));
     }
-    // One byte beyond tells of a payload that is longer than it says.
-    let bounded = |reader: &mut dyn Read| {
-        let mut unpacked = Vec::with_capacity(size as usize);
-        reader.take(size + 1).read_to_end(&mut unpacked).map(|_| unpacked)
-    };
-    let unpacked = match format {
-        Format::Gzip => bounded(&mut flate2::read::GzDecoder::new(payload)),
-        Format::Bzip2 => bounded(&mut bzip2::read::BzDecoder::new(packed)),
-        Format::Lzma => {
-            let mut reader = lzma_rust2::LzmaReader::new_mem_limit(packed, DICTIONARY_KIB, None)
-                .map_err(|e| damaged(&e))?;
-            bounded(&mut reader)
-        }
-        Format::Xz => {
-            bounded(&mut lzma_rust2::XzReader::new_mem_limit(packed, false, DICTIONARY_KIB))
-        }
-        Format::Lzo => unpack_lzop(packed, size).map_err(std::io::Error::other),
-        Format::Lz4 => bounded(&mut lz4_flex::frame::FrameDecoder::new(packed)),
-        Format::Zstd => {
-            let mut reader =
-                ruzstd::decoding::StreamingDecoder::new(packed).map_err(|e| damaged(&e))?;
-            bounded(&mut reader)
-        }
-    };
-    let unpacked = unpacked.map_err(|e| damaged(&e))?;
-    if unpacked.len() as u64 != size {
-        return Err(damaged(&format_args!("it is not the {size} bytes long that it says")));
+    Ok(())
+}
+
+/// Bytes of an ELF file that hold its header and program headers.
+const HEAD: u64 = 4096;
+
+/// A payload as it comes out of its decoder, front to back: it goes into guest
+/// memory piece by piece and is never here as a whole.
+pub(super) struct Unpacked<'a> {
+    format: Format,
+    size: u64,
+    /// How far it has been read.
+    position: u64,
+    head: Vec<u8>,
+    reader: Box<dyn Read + 'a>,
+}
+
+impl<'a> Unpacked<'a> {
+    /// Starts to unpack `packed`, without the size at its end, to `size` bytes.
+    pub(super) fn open(
+        format: Format,
+        mut packed: impl Read + 'a,
+        size: u64,
+    ) -> Result<Self, String> {
+        let failed = |e: &dyn std::fmt::Display| damaged(format, e);
+        let mut reader: Box<dyn Read + 'a> = match format {
+            Format::Gzip => Box::new(flate2::read::GzDecoder::new(packed)),
+            Format::Bzip2 => Box::new(bzip2::read::BzDecoder::new(packed)),
+            Format::Lzma => Box::new(
+                lzma_rust2::LzmaReader::new_mem_limit(packed, DICTIONARY_KIB, None)
+                    .map_err(|e| failed(&e))?,
+            ),
+            Format::Xz => {
+                Box::new(lzma_rust2::XzReader::new_mem_limit(packed, false, DICTIONARY_KIB))
+            }
+            Format::Lzo => {
+                let mut whole = Vec::new();
+                packed.read_to_end(&mut whole).map_err(|e| failed(&e))?;
+                Box::new(Cursor::new(unpack_lzop(&whole, size).map_err(|e| failed(&e))?))
+            }
+            Format::Lz4 => Box::new(lz4_flex::frame::FrameDecoder::new(packed)),
+            Format::Zstd => {
+                Box::new(ruzstd::decoding::StreamingDecoder::new(packed).map_err(|e| failed(&e))?)
+            }
+        };
+        let mut head = Vec::new();
+        reader.by_ref().take(HEAD).read_to_end(&mut head).map_err(|e| failed(&e))?;
+        let reader = Box::new(Cursor::new(head.clone()).chain(reader));
+        Ok(Self { format, size, position: 0, head, reader })
     }
-    Ok(unpacked)
+
+    /// Its first bytes.
+    pub(super) fn head(&self) -> &[u8] {
+        &self.head
+    }
+
+    /// Gives the bytes from `offset` to `put`, piece by piece, with the distance
+    /// of each from `offset`. Offsets must not go back.
+    pub(super) fn copy(
+        &mut self,
+        offset: u64,
+        length: u64,
+        mut put: impl FnMut(u64, &[u8]) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let skip = offset.checked_sub(self.position);
+        let skip = skip.ok_or("has a payload whose segments share bytes of the file")?;
+        self.pieces(skip, |_, _| Ok(()))?;
+        self.pieces(length, &mut put)
+    }
+
+    /// Checks that it ends where it should; only then has the decoder seen its
+    /// checksum.
+    pub(super) fn finish(mut self) -> Result<(), String> {
+        self.pieces(self.size - self.position, |_, _| Ok(()))?;
+        match self.reader.read(&mut [0]) {
+            Ok(0) => Ok(()),
+            Ok(_) => Err(damaged(self.format, &"it is longer than it says")),
+            Err(e) => Err(damaged(self.format, &e)),
+        }
+    }
+
+    fn pieces(
+        &mut self,
+        length: u64,
+        mut put: impl FnMut(u64, &[u8]) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let mut piece = [0; 64 << 10];
+        let mut done = 0;
+        while done < length {
+            let most = (length - done).min(piece.len() as u64) as usize;
+            match self.reader.read(&mut piece[..most]) {
+                Ok(0) => return Err(damaged(self.format, &"it is shorter than it says")),
+                Ok(n) => {
+                    put(done, &piece[..n])?;
+                    done += n as u64;
+                }
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(damaged(self.format, &e)),
+            }
+        }
+        self.position += length;
+        Ok(())
+    }
+}
+
+fn damaged(format: Format, what: &dyn std::fmt::Display) -> String {
+    format!("has a damaged {format:?} payload ({what})")
 }
 
 /// The container of lzop: a header of which only the length matters, then blocks
@@ -215,13 +286,33 @@ mod tests {
         Format::Zstd,
     ];
 
+    /// The whole of what comes out.
+    fn unpack(format: Format, payload: &[u8]) -> Result<Vec<u8>, String> {
+        let (packed, size) = payload.split_last_chunk::<4>().ok_or("too short")?;
+        let size = u64::from(u32::from_le_bytes(*size));
+        let packed = if format == Format::Gzip { payload } else { packed };
+        let mut unpacked = Unpacked::open(format, packed, size)?;
+        let mut bytes = Vec::new();
+        unpacked.copy(0, size / 2, |at, piece| {
+            assert_eq!(at, bytes.len() as u64);
+            bytes.extend(piece);
+            Ok(())
+        })?;
+        let rest = unpacked.position;
+        unpacked.copy(rest, size - rest, |_, piece| {
+            bytes.extend(piece);
+            Ok(())
+        })?;
+        unpacked.finish().map(|()| bytes)
+    }
+
     #[test]
     fn every_format_of_linux_is_unpacked() {
         let bytes = sample();
         for format in ALL {
             let packed = packed(format, &bytes);
             assert_eq!(Format::of(&packed), Some(format));
-            let unpacked = unpack(format, &packed, 1 << 20, 1 << 20);
+            let unpacked = unpack(format, &packed);
             assert!(unpacked.as_ref() == Ok(&bytes), "{format:?}: {:?}", unpacked.err());
         }
         assert_eq!(Format::of(b"what"), None);
@@ -233,33 +324,44 @@ mod tests {
         let bytes = sample();
         for format in ALL {
             let good = packed(format, &bytes);
-            for length in [0, 3, 4, 20, good.len() / 2, good.len() - 5, good.len() - 1] {
-                let error = unpack(format, &good[..length], 1 << 20, 1 << 20);
+            for length in [0, 3, 4, 20, good.len() / 2, good.len() - 5] {
+                // The size is right, and the stream is not.
+                let mut cut = good[..length].to_vec();
+                cut.extend((bytes.len() as u32).to_le_bytes());
+                let error = unpack(format, &cut);
                 assert!(error.is_err(), "{format:?} cut at {length}");
             }
-            // Every format's stream has no room for a wrong length.
-            let mut longer = good.clone();
-            let at = longer.len() - 4;
-            longer[at..].copy_from_slice(&(bytes.len() as u32 - 1).to_le_bytes());
-            let error = unpack(format, &longer, 1 << 20, 1 << 20).unwrap_err();
-            assert!(error.contains("damaged"), "{error}");
+            for wrong in [-1, 1] {
+                let mut longer = good.clone();
+                let (at, size) = (longer.len() - 4, bytes.len() as i32 + wrong);
+                longer[at..].copy_from_slice(&size.to_le_bytes());
+                let error = unpack(format, &longer).unwrap_err();
+                assert!(error.contains("damaged"), "{error}");
+            }
         }
     }
 
     #[test]
-    fn nothing_unpacks_to_more_than_the_limit() {
+    fn nothing_unpacks_to_more_than_it_says_or_the_guest_has() {
         let bytes = vec![0; 4 << 20];
         for format in ALL {
             let mut bomb = packed(format, &bytes);
-            let error = unpack(format, &bomb, 8 << 20, 1 << 20).unwrap_err();
-            assert!(error.contains("--memory"), "{format:?}: {error}");
-            let error = unpack(format, &bomb, 1 << 20, 8 << 20).unwrap_err();
-            assert!(error.contains("init_size"), "{format:?}: {error}");
-            // One that lies about its size is stopped a byte beyond it.
             let at = bomb.len() - 4;
-            bomb[at..].copy_from_slice(&1000u32.to_le_bytes());
-            let error = unpack(format, &bomb, 8 << 20, 1 << 20).unwrap_err();
+            bomb[at..].copy_from_slice(&10_000u32.to_le_bytes());
+            let error = unpack(format, &bomb).unwrap_err();
             assert!(error.contains("damaged"), "{format:?}: {error}");
         }
+        assert!(check_size(5, 5, 5).is_ok());
+        assert!(check_size(6, 5, 100).unwrap_err().contains("init_size"));
+        assert!(check_size(6, 100, 5).unwrap_err().contains("--memory"));
+    }
+
+    #[test]
+    fn going_back_is_refused() {
+        let packed = packed(Format::Zstd, &sample());
+        let mut unpacked = Unpacked::open(Format::Zstd, &packed[..], 700_000).unwrap();
+        assert_eq!(unpacked.head(), &sample()[..4096]);
+        unpacked.copy(100, 100, |_, _| Ok(())).unwrap();
+        assert!(unpacked.copy(199, 1, |_, _| Ok(())).is_err());
     }
 }

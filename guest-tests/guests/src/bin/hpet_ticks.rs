@@ -2,11 +2,12 @@
 //! many at most in a short window, and whether anything else still runs.
 //!
 //! Words: `timers` (1), `period` (100 000 counts), `first` (a period: counts until the first match,
-//! 0 for a comparator that is already passed), `ms` (1000), `window_us` (10 000), `apic`.
+//! 0 for a comparator that is already passed), `interrupts=0|1` (1), `then=measure|halt` (measure;
+//! `halt` sleeps for good), `ms` (1000), `window_us` (10 000), `apic`.
 #![no_std]
 #![no_main]
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use guests::args::Args;
 use guests::clocks::{self, Hpet};
@@ -22,8 +23,9 @@ const GUEST: &str = "hpet-ticks";
 const CONFIG: usize = 0x010;
 const COUNTER: usize = 0x0F0;
 const ENABLE: u64 = 1;
-/// Interrupt, periodic, VAL_SET, message.
-const PERIODIC_MESSAGE: u64 = 1 << 2 | 1 << 3 | 1 << 6 | 1 << 14;
+const INTERRUPT: u64 = 1 << 2;
+/// Periodic, VAL_SET, message.
+const PERIODIC_MESSAGE: u64 = 1 << 3 | 1 << 6 | 1 << 14;
 
 fn main(args: &Args, cpu: &'static Cpu) {
     let Some(hpet) = Hpet::find() else {
@@ -41,11 +43,12 @@ fn main(args: &Args, cpu: &'static Cpu) {
 
     hpet.write(CONFIG, 0);
     hpet.write(COUNTER, 0);
+    let interrupt = if args.number("interrupts", 1) != 0 { INTERRUPT } else { 0 };
     let address = 0xFEE0_0000 | u64::from(cpu.apic_id.load(Ordering::Relaxed)) << 12;
     for timer in 0..timers {
         let base = 0x100 + 0x20 * timer;
         hpet.write(base + 0x10, address << 32 | u64::from(TIMER_VECTOR));
-        hpet.write(base, PERIODIC_MESSAGE);
+        hpet.write(base, PERIODIC_MESSAGE | interrupt);
         hpet.write(base + 8, first);
         hpet.write(base + 8, period);
     }
@@ -59,6 +62,9 @@ fn main(args: &Args, cpu: &'static Cpu) {
         core::hint::spin_loop();
     }
     ResultLine::new(GUEST).number("armed", timers).end();
+    if args.text("then") == Some("halt") {
+        ring0::wait_irq(&AtomicU64::new(0), 0);
+    }
     let (mut window_start, mut window_count, mut most) = (start, count(), 0);
     let mut rounds = 0_u64;
     let elapsed = loop {

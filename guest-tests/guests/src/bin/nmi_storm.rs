@@ -1,8 +1,13 @@
 //! Page and MSR read from an NMI handler, while the code that it interrupts reads them too.
 //!
+//! The handler reads the MSR. Page reads follow in ring 3, where the handler returns to a routine
+//! that runs before the interrupted code goes on, as a signal handler does: software KVM interprets
+//! ring 0, a thousand times slower. An NMI that interrupts ring 0 reads the page there, 4 times.
+//!
 //! Words: `source=ipi|host` (ipi: another vCPU sends the NMIs, so at least two are needed; host:
-//! the VMM is asked to), `ms` (1000), `reads_per_nmi` (4 page reads, then one of the MSR),
-//! `gap_cycles` (0: pause between two NMIs of the sender), `cpus`, `apic`.
+//! the VMM is asked to), `ms` (1000), `reads_per_nmi` (4 page reads), `page_reads_per_msr` (256: the
+//! main code reads the MSR, which is an exit, once in so many reads of the page), `gap_cycles` (0:
+//! pause between two NMIs of the sender), `cpus`, `apic`.
 #![no_std]
 #![no_main]
 
@@ -23,8 +28,8 @@ use guests::stats::PerRead;
 guest_main!(main);
 
 const GUEST: &str = "nmi-storm";
-/// The main code reads the MSR, which is an exit, once in so many reads of the page.
-const PAGE_READS_PER_MSR: u64 = 256;
+/// Page reads of an NMI that interrupts ring 0.
+const RING0_READS: u32 = 4;
 
 unsafe extern "C" {
     fn nmi_reads();
@@ -44,6 +49,8 @@ struct Shared {
     /// The sequence changed during the read.
     retries: AtomicU64,
     reads_per_nmi: AtomicU32,
+    /// The routine in ring 3 is under way: another NMI does not start it again.
+    in_ring3: AtomicU32,
 }
 
 #[unsafe(no_mangle)]
@@ -55,6 +62,7 @@ static NMI_SHARED: Shared = Shared {
     fallbacks: AtomicU64::new(0),
     retries: AtomicU64::new(0),
     reads_per_nmi: AtomicU32::new(0),
+    in_ring3: AtomicU32::new(0),
 };
 
 static GO: Gate = Gate::closed();
@@ -78,7 +86,33 @@ global_asm!(
     "  inc qword ptr [rsi + {nmi_count}]",
     "  lea rsi, [rip + NMI_SHARED]",
     "  lea rdi, [rip + {page}]",
-    "  mov ecx, [rsi + {reads_per_nmi}]",
+    "  mov ecx, {msr}",
+    "  rdmsr",
+    "  shl rdx, 32",
+    "  or rax, rdx",
+    "  inc qword ptr [rsi + {msr_reads}]",
+    "  cmp rax, [rsi + {floor}]",
+    "  jae 7f",
+    "  inc qword ptr [rsi + {backward}]",
+    "7:",
+    "  mov [rsi + {floor}], rax",
+    // The frame lies above the seven registers: RIP, CS, RFLAGS, RSP.
+    "  test byte ptr [rsp + 7 * 8 + 8], 3",
+    "  jz 1f",
+    "  cmp dword ptr [rsi + {in_ring3}], 0",
+    "  jne 6f",
+    // Below the red zone, where the routine's `ret` finds it.
+    "  mov dword ptr [rsi + {in_ring3}], 1",
+    "  mov rax, [rsp + 7 * 8 + 24]",
+    "  lea rax, [rax - 128 - 8]",
+    "  mov rdx, [rsp + 7 * 8]",
+    "  mov [rax], rdx",
+    "  mov [rsp + 7 * 8 + 24], rax",
+    "  lea rdx, [rip + nmi_reads_in_ring3]",
+    "  mov [rsp + 7 * 8], rdx",
+    "  jmp 6f",
+    "1:",
+    "  mov ecx, {ring0_reads}",
     // TLFS 12.7.2.1: sequence, parameters, TSC, sequence again.
     "2:",
     "  mov r8d, [rdi + {sequence}]",
@@ -110,16 +144,6 @@ global_asm!(
     "5:",
     "  inc qword ptr [rsi + {fallbacks}]",
     "6:",
-    "  mov ecx, {msr}",
-    "  rdmsr",
-    "  shl rdx, 32",
-    "  or rax, rdx",
-    "  inc qword ptr [rsi + {msr_reads}]",
-    "  cmp rax, [rsi + {floor}]",
-    "  jae 7f",
-    "  inc qword ptr [rsi + {backward}]",
-    "7:",
-    "  mov [rsi + {floor}], rax",
     "  pop r9",
     "  pop r8",
     "  pop rdi",
@@ -128,6 +152,64 @@ global_asm!(
     "  pop rcx",
     "  pop rax",
     "  iretq",
+    // As a signal handler: on the interrupted code's stack, between two of its instructions.
+    // Another NMI may come in here: the floor is therefore taken before the read.
+    "nmi_reads_in_ring3:",
+    "  pushfq",
+    "  push rax",
+    "  push rcx",
+    "  push rdx",
+    "  push rsi",
+    "  push rdi",
+    "  push r8",
+    "  push r9",
+    "  push r10",
+    "  lea rsi, [rip + NMI_SHARED]",
+    "  lea rdi, [rip + {page}]",
+    "  mov ecx, [rsi + {reads_per_nmi}]",
+    "2:",
+    "  mov r10, [rsi + {floor}]",
+    "  mov r8d, [rdi + {sequence}]",
+    "  test r8d, r8d",
+    "  jz 5f",
+    "  mov r9, [rdi + {offset}]",
+    "  lfence",
+    "  rdtsc",
+    "  shl rdx, 32",
+    "  or rax, rdx",
+    "  mul qword ptr [rdi + {scale}]",
+    "  add rdx, r9",
+    "  cmp r8d, [rdi + {sequence}]",
+    "  jne 4f",
+    "  inc qword ptr [rsi + {page_reads}]",
+    "  cmp rdx, r10",
+    "  jae 3f",
+    "  inc qword ptr [rsi + {backward}]",
+    "3:",
+    "  cmp rdx, [rsi + {floor}]",
+    "  jbe 8f",
+    "  mov [rsi + {floor}], rdx",
+    "  jmp 8f",
+    "4:",
+    "  inc qword ptr [rsi + {retries}]",
+    "8:",
+    "  dec ecx",
+    "  jnz 2b",
+    "  jmp 6f",
+    "5:",
+    "  inc qword ptr [rsi + {fallbacks}]",
+    "6:",
+    "  pop r10",
+    "  pop r9",
+    "  pop r8",
+    "  pop rdi",
+    "  pop rsi",
+    "  pop rdx",
+    "  pop rcx",
+    "  pop rax",
+    "  popfq",
+    "  mov dword ptr [rip + NMI_SHARED + {in_ring3}], 0",
+    "  ret 128",
     page = sym PAGE,
     msr = const MSR_TIME_REF_COUNT,
     block = const BLOCK_SIZE,
@@ -135,6 +217,8 @@ global_asm!(
     sequence = const offset_of!(TscPage, sequence),
     scale = const offset_of!(TscPage, scale),
     offset = const offset_of!(TscPage, offset),
+    ring0_reads = const RING0_READS,
+    in_ring3 = const offset_of!(Shared, in_ring3),
     floor = const offset_of!(Shared, floor),
     page_reads = const offset_of!(Shared, page_reads),
     msr_reads = const offset_of!(Shared, msr_reads),
@@ -155,6 +239,10 @@ struct Main {
 }
 
 fn main(args: &Args, cpu: &'static Cpu) {
+    // The host may begin once the page is enabled: the handler must be ready by then.
+    let per_nmi = args.number("reads_per_nmi", 4).clamp(1, 1_000_000) as u32;
+    NMI_SHARED.reads_per_nmi.store(per_nmi, Ordering::Relaxed);
+    set_nmi_handler(nmi_reads);
     if PAGE.enable().is_none() {
         panic!("no reference TSC page");
     }
@@ -167,11 +255,8 @@ fn main(args: &Args, cpu: &'static Cpu) {
         "host" => false,
         other => panic!("source={other}: ipi or host"),
     };
-    let per_nmi = args.number("reads_per_nmi", 4).clamp(1, 1_000_000) as u32;
-    NMI_SHARED.reads_per_nmi.store(per_nmi, Ordering::Relaxed);
     GAP_CYCLES.store(args.number("gap_cycles", 0), Ordering::Relaxed);
     let duration = tsc_hz / 1000 * args.number("ms", 1000);
-    set_nmi_handler(nmi_reads);
 
     let team = smp::start(args, cpu, |cpu| {
         GO.wait();
@@ -186,7 +271,7 @@ fn main(args: &Args, cpu: &'static Cpu) {
     if by_ipi {
         GO.open();
     }
-    let main = read_for(duration);
+    let main = read_for(duration, args.number("page_reads_per_msr", 256));
     STOP.store(true, Ordering::Relaxed);
     GO.open();
     team.join();
@@ -227,11 +312,11 @@ fn send_nmis() {
     }
 }
 
-fn read_for(duration: u64) -> Main {
+fn read_for(duration: u64, page_reads_per_msr: u64) -> Main {
     let mut main = Main::default();
     let start = clocks::tsc();
     while clocks::tsc().wrapping_sub(start) < duration {
-        for _ in 0..PAGE_READS_PER_MSR {
+        for _ in 0..page_reads_per_msr {
             let floor = NMI_SHARED.floor.load(Ordering::Relaxed);
             match PAGE.read() {
                 Some(time) => {
