@@ -87,11 +87,11 @@ fn wrong_machines() {
         (&["--initrd", "/dev/null"], "/dev/null"),
         (&["--initrd", "/"], "--initrd"),
     ] {
-        refused(vmm().args(["--kernel", &kernel]).args(arguments), names);
+        refused(vmm().args(["--boot", "setup", "--kernel", &kernel]).args(arguments), names);
     }
     let large = directory.path().join("large");
     std::fs::File::create(&large).unwrap().set_len(1 << 30).unwrap();
-    refused(vmm().args(["--kernel", &kernel, "--initrd"]).arg(&large), "large");
+    refused(vmm().args(["--boot", "setup", "--kernel", &kernel, "--initrd"]).arg(&large), "large");
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn wrong_kernels() {
         ("/dev/null".into(), "regular file"),
     ];
     for (kernel, names) in files {
-        refused(vmm().args(["--kernel", &kernel]), names);
+        refused(vmm().args(["--boot", "setup", "--kernel", &kernel]), names);
     }
 }
 
