@@ -17,7 +17,7 @@ static FILE: LazyLock<PathBuf> =
 /// Loads the image and, if that worked, hands the machine over to it.
 pub fn check(image: &[u8], boot: Boot) {
     std::fs::write(&*FILE, image).expect("/dev/shm takes a file");
-    let memory = memory::allocate(MEMORY).expect("32 MiB");
+    let memory = memory::allocate(MEMORY, Default::default()).expect("32 MiB");
     let kernel = match loader::load_kernel(&memory, &FILE, boot) {
         Ok(kernel) => kernel,
         Err(line) => {
