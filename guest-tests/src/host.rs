@@ -1,7 +1,7 @@
 //! What a measurement ran on: every report carries it.
 
 use serde::Serialize;
-use vmm::host::HostKind;
+use vmm::host::{HostKind, cpu_model};
 
 /// The host, as it stands in reports.
 #[derive(Debug, Clone, Serialize)]
@@ -21,14 +21,9 @@ impl Host {
     #[must_use]
     pub fn here() -> Self {
         let read = |path| std::fs::read_to_string(path).unwrap_or_default();
-        let cpuinfo = read("/proc/cpuinfo");
-        let model = cpuinfo
-            .lines()
-            .find_map(|line| line.strip_prefix("model name")?.split_once(": "))
-            .map_or("unknown", |(_, model)| model);
         Self {
             kind: label(Kind::Direct(HostKind::detect())).into(),
-            cpu: model.trim().to_owned(),
+            cpu: cpu_model(&read("/proc/cpuinfo")).to_owned(),
             cpus: std::thread::available_parallelism().map_or(1, usize::from),
             kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
         }

@@ -3,10 +3,7 @@
 //! The FADT is not hardware-reduced: Linux skips its PIT and HPET
 //! initialisation on machines that are.
 
-use crate::layout::{
-    ACPI_TABLES, CMOS, COM1, COM1_GSI, HIGH_MEMORY, HPET, HPET_SIZE, IOAPIC, LAPIC, PIT_GSI,
-    PM_TIMER, PM1_CONTROL, PM1_EVENT, PVPANIC, RESET, RESET_VALUE, SCI_GSI, SLEEP_TYPE_S5,
-};
+use crate::layout::{ACPI_TABLES, HIGH_MEMORY, HPET_SIZE, IOAPIC, LAPIC, PIT_GSI, SCI_GSI};
 use crate::memory::GuestMemory;
 use crate::topology::Topology;
 use acpi_tables::aml;
@@ -17,7 +14,13 @@ use acpi_tables::rsdp::Rsdp;
 use acpi_tables::sdt::Sdt;
 use acpi_tables::xsdt::XSDT;
 use acpi_tables::{Aml, AmlSink};
+use devices::{pm, pvpanic, rtc, serial};
 use vm_memory::{Bytes, GuestAddress};
+
+/// Ports of the PM device's blocks.
+const PM1_EVENT: u64 = pm::BASE + pm::PM1_EVT;
+const PM1_CONTROL: u64 = pm::BASE + pm::PM1_CNT;
+const PM_TIMER: u64 = pm::BASE + pm::PM_TMR;
 
 const OEM_ID: [u8; 6] = *b"CLOCKS";
 const OEM_TABLE_ID: [u8; 8] = *b"CLOCKVMM";
@@ -128,8 +131,8 @@ fn fadt(dsdt: u64, facs: u64) -> Vec<u8> {
     t.p_lvl3_lat = 0x0fff.into();
     t.century = 0x32;
     t.iapc_boot_arch = (BOOT_ARCH_LEGACY_DEVICES | BOOT_ARCH_NO_VGA).into();
-    t.reset_reg = io(RESET, 1);
-    t.reset_value = RESET_VALUE;
+    t.reset_reg = io(pm::RESET_PORT, 1);
+    t.reset_value = pm::RESET_VALUE;
     bytes_of(&t.finalize())
 }
 
@@ -175,7 +178,8 @@ fn madt(topology: &Topology) -> Vec<u8> {
 
 /// IA-PC HPET 1.0a §3.2.4.
 fn hpet(id: u32) -> Vec<u8> {
-    let address = GAS::new(AddressSpace::SystemMemory, 64, 0, AccessSize::Undefined, HPET);
+    let address =
+        GAS::new(AddressSpace::SystemMemory, 64, 0, AccessSize::Undefined, devices::hpet::BASE);
     let mut body = id.to_le_bytes().to_vec();
     body.extend(bytes_of(&address));
     // HPET number 0, then the shortest periodic tick that loses no interrupt
@@ -202,26 +206,33 @@ fn dsdt(machine: &Machine) -> Vec<u8> {
     let mut devices = device(
         "COM1",
         "PNP0501",
-        vec![&port(COM1, 8), &aml::Interrupt::new(true, true, false, false, COM1_GSI)],
+        vec![
+            &port(serial::COM1_BASE, 8),
+            &aml::Interrupt::new(true, true, false, false, serial::COM1_IRQ),
+        ],
     );
-    devices.extend(device("RTC_", "PNP0B00", vec![&port(CMOS, 2)]));
+    devices.extend(device("RTC_", "PNP0B00", vec![&port(rtc::BASE, 2)]));
     // Guests find pvpanic by this name, which is no EISA id.
     devices.extend(bytes_of(&aml::Device::new(
         "PEVT".into(),
         vec![
             &aml::Name::new("_HID".into(), &"QEMU0001"),
-            &aml::Name::new("_CRS".into(), &aml::ResourceTemplate::new(vec![&port(PVPANIC, 1)])),
+            &aml::Name::new(
+                "_CRS".into(),
+                &aml::ResourceTemplate::new(vec![&port(pvpanic::PORT, 1)]),
+            ),
             // Present, enabled, functioning, not shown (ACPI 6.5 §6.3.7).
             &aml::Name::new("_STA".into(), &0x0b_u8),
         ],
     )));
     if machine.hpet_id.is_some() {
-        let registers = aml::Memory32Fixed::new(false, HPET as u32, HPET_SIZE as u32);
+        let registers =
+            aml::Memory32Fixed::new(false, devices::hpet::BASE as u32, HPET_SIZE as u32);
         devices.extend(device("HPET", "PNP0103", vec![&registers]));
     }
     let mut body = bytes_of(&aml::Name::new(
         "_S5_".into(),
-        &aml::Package::new(vec![&SLEEP_TYPE_S5, &SLEEP_TYPE_S5, &aml::ZERO, &aml::ZERO]),
+        &aml::Package::new(vec![&pm::S5_SLEEP_TYPE, &pm::S5_SLEEP_TYPE, &aml::ZERO, &aml::ZERO]),
     ));
     body.extend(aml::Scope::raw("\\_SB_".into(), devices));
     table(b"DSDT", 2, &body)

@@ -3,7 +3,6 @@
 use crate::console::Console;
 use crate::ending::Ending;
 use crate::error::{Error, Result};
-use crate::layout::COM1_GSI;
 use crate::lifecycle::Lifecycle;
 use crate::marks::{FirstByte, Marks};
 use crate::stats::{self, VcpuStats};
@@ -36,7 +35,7 @@ pub fn serial_port(
     let failed =
         |e: &dyn std::fmt::Display| Error::new(format!("cannot wire the serial port ({e})"));
     let line = EventFd::new(EFD_NONBLOCK).map_err(|e| failed(&e))?;
-    vm.register_irqfd(&line, COM1_GSI).map_err(|e| failed(&e))?;
+    vm.register_irqfd(&line, serial::COM1_IRQ).map_err(|e| failed(&e))?;
     let room = room.try_clone().map_err(|e| failed(&e))?;
     let ring = |fd: EventFd| -> Signal { Box::new(move || drop(fd.write(1))) };
     let output = FirstByte::new(console.writer(), marks.clone());

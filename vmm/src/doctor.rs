@@ -89,10 +89,6 @@ fn read(path: &str) -> String {
 /// Examines the host; takes about a fifth of a second.
 pub fn examine() -> Findings {
     let cpuinfo = read("/proc/cpuinfo");
-    let cpu = cpuinfo
-        .lines()
-        .find_map(|line| line.strip_prefix("model name")?.split_once(": "))
-        .map_or("unknown", |(_, model)| model);
     let (kvm, kvm_error) = match host::open_kvm().and_then(|kvm| examine_kvm(&kvm)) {
         Ok(findings) => (Some(findings), None),
         Err(e) => (None, Some(e.to_string())),
@@ -102,7 +98,7 @@ pub fn examine() -> Findings {
     };
     Findings {
         kind: HostKind::detect(),
-        cpu: cpu.trim().into(),
+        cpu: host::cpu_model(&cpuinfo).into(),
         kernel: read("/proc/sys/kernel/osrelease"),
         kvm,
         kvm_error,

@@ -46,6 +46,14 @@ impl HostKind {
     }
 }
 
+/// The processor's model, from the text of `/proc/cpuinfo`.
+pub fn cpu_model(cpuinfo: &str) -> &str {
+    cpuinfo
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(": "))
+        .map_or("unknown", |(_, model)| model.trim())
+}
+
 /// Opens /dev/kvm.
 ///
 /// # Errors

@@ -1,4 +1,5 @@
-//! Where things are: guest-physical addresses, ports and interrupt lines.
+//! Where things are: guest-physical addresses and interrupt lines. A device's own
+//! address stands beside the device, in the `devices` crate.
 //!
 //! ```text
 //! 0000_0500  GDT                        000e_0000  ACPI tables (RSDP first)
@@ -33,8 +34,6 @@ pub const HOLE_END: u64 = 0x1_0000_0000;
 
 /// I/O APIC registers (in KVM).
 pub const IOAPIC: u64 = 0xfec0_0000;
-/// HPET registers.
-pub const HPET: u64 = 0xfed0_0000;
 /// Bytes of HPET registers (IA-PC HPET 1.0a §2.3.1).
 pub const HPET_SIZE: u64 = 0x400;
 /// Local APIC registers (in KVM).
@@ -44,28 +43,6 @@ pub const IDENTITY_MAP: u64 = 0xfffb_c000;
 /// Three pages that KVM needs for real mode on VMX hosts.
 pub const KVM_TSS: usize = 0xfffb_d000;
 
-/// First serial port.
-pub const COM1: u64 = 0x3f8;
-/// Serial line of [`COM1`].
-pub const COM1_GSI: u32 = 4;
-/// Keyboard controller: data at 0x60, command and status at 0x64.
-pub const I8042: u64 = 0x60;
-/// CMOS index and data ports.
-pub const CMOS: u64 = 0x70;
-/// pvpanic event port.
-pub const PVPANIC: u64 = 0x505;
-/// ACPI PM1a event block, 4 bytes.
-pub const PM1_EVENT: u64 = 0x600;
-/// ACPI PM1a control block, 2 bytes.
-pub const PM1_CONTROL: u64 = 0x604;
-/// ACPI PM timer, 4 bytes.
-pub const PM_TIMER: u64 = 0x608;
-/// ACPI reset register.
-pub const RESET: u64 = 0xcf9;
-/// Value that the reset register takes.
-pub const RESET_VALUE: u8 = 6;
-/// SLP_TYP value of the soft-off state, as `_S5` in the DSDT says.
-pub const SLEEP_TYPE_S5: u8 = 5;
 /// I/O APIC pin of the PIT (ISA IRQ 0), and of HPET timer 0 in legacy
 /// replacement mode.
 pub const PIT_GSI: u32 = 2;

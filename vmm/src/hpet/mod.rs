@@ -8,7 +8,6 @@ mod page;
 use crate::cli::{HpetMode, RunOptions};
 use crate::ending::Ending;
 use crate::error::{Error, Result};
-use crate::layout::HPET;
 use crate::lifecycle::Lifecycle;
 use crate::pinning::Place;
 use crate::seccomp;
@@ -104,7 +103,7 @@ impl Board {
 
     /// The registers on the memory bus.
     pub fn range(&self) -> Range {
-        Range { name: "hpet", base: HPET, len: hpet::LEN, device: self.device.clone() }
+        Range { name: "hpet", base: hpet::BASE, len: hpet::LEN, device: self.device.clone() }
     }
 
     /// The low half of the capability register, which the ACPI table repeats.

@@ -8,10 +8,9 @@
 //! after a new value. The price is one busy CPU while the counter runs.
 
 use crate::error::{Error, Result};
-use crate::layout::HPET;
 use crate::lifecycle::{Lifecycle, State};
 use devices::clock::Clock;
-use devices::hpet::{COUNTER_OFFSET, CounterView, IMAGE_WORDS, LEN, Mirror};
+use devices::hpet::{BASE, COUNTER_OFFSET, CounterView, IMAGE_WORDS, LEN, Mirror};
 use kvm_bindings::{KVM_MEM_READONLY, kvm_userspace_memory_region};
 use kvm_ioctls::{Cap, VmFd};
 use serde::Serialize;
@@ -87,7 +86,7 @@ impl Page {
         let region = kvm_userspace_memory_region {
             slot,
             flags: KVM_MEM_READONLY,
-            guest_phys_addr: HPET,
+            guest_phys_addr: BASE,
             memory_size: LEN,
             userspace_addr: page.memory.as_ptr() as u64,
         };
