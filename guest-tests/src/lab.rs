@@ -26,6 +26,15 @@ use std::time::{Duration, Instant};
 /// Lines of the console that explain a failure.
 const TAIL_LINES: usize = 25;
 
+/// Word on the lab kernel's command line.
+///
+/// TCG sets the accessed bit in the page-directory-pointer entries of 32-bit PAE
+/// paging, where bits 5 to 8 are reserved (AMD APM 2 §5.2.3) and a CPU leaves them
+/// alone. With nested paging those are the guest's own entries, and KVM refuses
+/// them when it loads them again: Debian's 686-pae kernel gets #GP from the write
+/// that sets CR4.PGE. With shadow paging they are KVM's, and the kernel boots.
+const SHADOW_PAGING: &str = "kvm_amd.npt=0";
+
 /// One command to run in the lab.
 #[derive(Debug, Clone)]
 pub struct Lab {
@@ -42,6 +51,9 @@ pub struct Lab {
     /// what it idles, instead of following this host's: then a time measured in it
     /// does not depend on what else runs here.
     pub virtual_time: bool,
+    /// Whether KVM shadows guests' page tables instead of nesting them: what 32-bit
+    /// guests with PAE need, see [`SHADOW_PAGING`].
+    pub shadow_paging: bool,
     /// Whether to say on standard error which step runs and for how long.
     pub progress: bool,
 }
@@ -113,6 +125,7 @@ impl Lab {
             timeout: Duration::from_secs(300),
             memory_mib: 3072,
             virtual_time: false,
+            shadow_paging: false,
             progress: true,
         }
     }
@@ -194,7 +207,13 @@ impl Lab {
             .arg("-initrd")
             .arg(initramfs)
             // KVM's own reference page stays invalid unless the TSC is the clocksource.
-            .args(["-append", "console=ttyS0 panic=-1 quiet tsc=reliable clocksource=tsc run=lab"]);
+            .args([
+                "-append",
+                &format!(
+                    "console=ttyS0 panic=-1 quiet tsc=reliable clocksource=tsc {} run=lab",
+                    if self.shadow_paging { SHADOW_PAGING } else { "" }
+                ),
+            ]);
 
         if self.virtual_time {
             qemu.args(["-icount", "shift=0,sleep=off"]);

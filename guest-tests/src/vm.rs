@@ -61,6 +61,8 @@ pub struct Vm {
     pub in_lab: bool,
     /// Whether the lab's clocks then count instructions: see [`Lab::virtual_time`].
     pub virtual_time: bool,
+    /// Whether the lab's KVM shadows page tables: see [`Lab::shadow_paging`].
+    pub shadow_paging: bool,
 }
 
 /// What came of a run.
@@ -129,6 +131,19 @@ pub fn linux_files(progress: &mut Progress) -> Result<Vec<(String, PathBuf)>, Vm
     Ok(vec![("bzImage".into(), kernel), ("initrd".into(), initramfs)])
 }
 
+/// The same for 32-bit Linux guests: Debian's kernel with PAE, and a C /init that
+/// tells its clocksource, measures each and powers off.
+///
+/// # Errors
+/// The kernel cannot be fetched or the initramfs not built.
+pub fn linux32_files(progress: &mut Progress) -> Result<Vec<(String, PathBuf)>, VmError> {
+    let kernel = resources::kernel(progress, Some("i386"))?;
+    let init = resources::program(progress, "init32")?;
+    let initramfs = init.with_file_name("guest32.cpio");
+    resources::initramfs(progress, &initramfs, &[("/init".into(), init)])?;
+    Ok(vec![("bzImage".into(), kernel), ("initrd".into(), initramfs)])
+}
+
 /// A program built beside this one: `vmm`, or a bare-metal guest.
 ///
 /// # Errors
@@ -183,6 +198,7 @@ impl Vm {
         lab.files.clone_from(&self.files);
         lab.timeout = self.timeout + LAB_BOOT;
         lab.virtual_time = self.virtual_time;
+        lab.shadow_paging = self.shadow_paging;
         let output = lab.run()?;
         let stats = output
             .files

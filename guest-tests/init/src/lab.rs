@@ -29,8 +29,9 @@ pub fn run() -> Result<(), String> {
     let mut say = |words: &str| writeln!(host, "{words}").map_err(|e| format!("ttyS3: {e}"));
 
     say("step loading KVM")?;
+    let cmdline = fs::read_to_string("/proc/cmdline").map_err(|e| format!("/proc/cmdline: {e}"))?;
     for module in MODULES {
-        load(&format!("/lab/modules/{module}.ko"))?;
+        load(&format!("/lab/modules/{module}.ko"), &parameters(&cmdline, module))?;
     }
     kvm_probe::run()?;
 
@@ -91,15 +92,37 @@ fn drain(port: &File) {
     unsafe { libc::tcdrain(port.as_raw_fd()) };
 }
 
-fn load(path: &str) -> Result<(), String> {
-    let module = File::open(path).map_err(|e| format!("{path}: {e}"))?;
-    let parameters = CString::default();
+/// What the kernel's command line says to a module, as modprobe would pass it on:
+/// each `MODULE.PARAMETER=VALUE`, where the module's name has `_` for `-`.
+fn parameters(cmdline: &str, module: &str) -> String {
+    let prefix = format!("{}.", module.replace('-', "_"));
+    let own = cmdline.split_whitespace().filter_map(|word| word.strip_prefix(&prefix));
+    own.collect::<Vec<_>>().join(" ")
+}
+
+fn load(path: &str, parameters: &str) -> Result<(), String> {
+    let failed = |e| format!("load {path}: {e}");
+    let module = File::open(path).map_err(failed)?;
+    let parameters = CString::new(parameters).map_err(|e| failed(e.into()))?;
     // SAFETY: an open descriptor and a NUL-terminated string that outlives the call.
-    let failed = unsafe {
+    let refused = unsafe {
         libc::syscall(libc::SYS_finit_module, module.as_raw_fd(), parameters.as_ptr(), 0)
     };
-    match failed {
+    match refused {
         0 => Ok(()),
-        _ => Err(format!("load {path}: {}", io::Error::last_os_error())),
+        _ => Err(failed(io::Error::last_os_error())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_module_gets_its_own_parameters() {
+        let cmdline = "quiet kvm_amd.npt=0 kvm.tdp_mmu=1 kvm_amd.avic=0 run=lab\n";
+        assert_eq!(parameters(cmdline, "kvm-amd"), "npt=0 avic=0");
+        assert_eq!(parameters(cmdline, "kvm"), "tdp_mmu=1");
+        assert_eq!(parameters(cmdline, "irqbypass"), "");
     }
 }

@@ -31,6 +31,9 @@ struct Arguments {
     /// Let the machine's clocks count its instructions, 1 ns each, not this host's time
     #[arg(long)]
     virtual_time: bool,
+    /// Let KVM shadow guests' page tables: 32-bit guests with PAE need it
+    #[arg(long)]
+    shadow_paging: bool,
     /// No progress on standard error
     #[arg(long)]
     quiet: bool,
@@ -63,6 +66,7 @@ fn run(arguments: &Arguments) -> Result<i32, String> {
         timeout: Duration::from_secs(arguments.timeout),
         memory_mib: arguments.memory,
         virtual_time: arguments.virtual_time,
+        shadow_paging: arguments.shadow_paging,
         progress: !arguments.quiet,
     };
     let output = lab

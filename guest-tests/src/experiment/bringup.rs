@@ -301,6 +301,7 @@ mod tests {
             timeout: Duration::ZERO,
             in_lab: true,
             virtual_time: true,
+            shadow_paging: false,
         }
     }
 

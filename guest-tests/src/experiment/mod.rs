@@ -46,6 +46,7 @@ impl Common {
             timeout: Duration::from_secs(120),
             in_lab: self.lab.in_lab(Guest::Bare),
             virtual_time: false,
+            shadow_paging: false,
         })
     }
 
@@ -83,7 +84,15 @@ impl Common {
             timeout: Duration::from_secs(300),
             in_lab: self.lab.in_lab(Guest::Linux),
             virtual_time: false,
+            shadow_paging: false,
         }
+    }
+
+    /// A VM of a 32-bit Linux guest; `files` as [`crate::vm::linux32_files`] gives
+    /// them.
+    #[must_use]
+    pub fn linux32(&self, name: &str, files: &[(String, PathBuf)], arguments: &[&str]) -> Vm {
+        Vm { shadow_paging: true, ..self.linux(name, "clock-cost", files, arguments) }
     }
 }
 
