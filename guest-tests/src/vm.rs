@@ -291,7 +291,7 @@ fn gather(stream: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle
 }
 
 /// Quotes one word for /bin/sh.
-fn shell_quote(word: &str) -> String {
+pub(crate) fn shell_quote(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 

@@ -2,18 +2,18 @@
 //! the bare loop that does nothing but answer exits; runs alternate.
 
 use super::start_up::rss_without;
-use super::{Common, linux_files};
+use super::{Common, linux_start};
 use crate::host::{Kind, label};
 use crate::progress::Progress;
 use crate::report::{Report, figure};
 use crate::resources;
 use crate::results::{self, Result as Line};
-use crate::vm::{Outcome, VmError, sibling};
+use crate::vm::{Guest, VmError, sibling};
 use serde::Serialize;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 use vmm::host::HostKind;
@@ -26,12 +26,14 @@ const MOST_OF_SETUP: f64 = 0.5;
 
 const MEMORY_MIB: u64 = 128;
 const PEER: &str = "qemu-system-x86_64";
+const FIRST_BYTE: &str = "Linux to first console byte";
 
 const METHOD: &str = "the contestants of a metric run in turn, --runs times each; p50, lowest and \
     highest of the runs, ratios of p50 and of lowest. Start: 128 MiB, 1 vCPU, a 32-bit Multiboot image whose first act is a \
     byte to COM1; wall time from spawn to that byte, the process's CPU time and its Rss beyond \
     guest RAM (/proc/PID/smaps) when it comes. Exits: p50 of batches of reads around which the \
-    guest reads its TSC";
+    guest reads its TSC. Linux: one Debian kernel, initramfs and command line (256 MiB, 1 vCPU), \
+    wall time from the VMM's start to the console's first byte and to /init's first line";
 
 /// What to measure.
 #[derive(Debug, Clone, clap::Args)]
@@ -42,7 +44,7 @@ pub struct Options {
     /// Runs of the peer's `pc` machine, whose firmware software KVM interprets for 20 s
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub pc_runs: u32,
-    /// Linux boots by each of --boot setup and payload
+    /// Linux boots by each of --boot payload and setup, and under the peer
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub linux_runs: u32,
 }
@@ -312,37 +314,22 @@ fn guest_lines(
     Ok(results::parse(&String::from_utf8_lossy(&output.stdout)))
 }
 
-/// Linux by its own unpacking and by ours, to the first byte and to /init's end.
+/// Linux by its own unpacking and by ours, and under the peer.
 fn linux(common: &Common, options: &Options, samples: &mut Samples) -> Result<(), VmError> {
     if options.linux_runs == 0 {
         return Ok(());
     }
-    let files: Vec<(String, PathBuf)> = linux_files()?;
+    let in_lab = common.lab.in_lab(Guest::Linux);
+    let contestants = linux_start::contestants(in_lab, &common.vmm_arg, PEER)?;
     for _ in 0..options.linux_runs {
-        for boot in ["payload", "setup"] {
-            let name = format!("Linux by --boot {boot}");
-            let words = "earlyprintk=ttyS0";
-            let mut vm = common.linux_with(&name, "poweroff", words, &files, &["--boot", boot]);
-            // The first byte tells of a start only if the kernel is not quiet.
-            for argument in &mut vm.arguments {
-                *argument = argument.replace(" quiet ", " ");
-            }
-            let ran = vm.run_to_poweroff()?;
-            let first = first_byte_ms(&ran)
-                .ok_or_else(|| vm.unexpected(&ran, "no mark of the first byte".into()))?;
-            let who = format!("vmm --boot {boot}");
-            samples.add(("Linux to first console byte", "ms"), &who, ran.kind, first);
-            let whole = ran.elapsed.as_secs_f64() * 1e3;
-            samples.add(("Linux through /init to power-off", "ms"), &who, ran.kind, whole);
+        for contestant in &contestants {
+            let times = contestant.run()?;
+            let mut add = |metric, ms| samples.add(metric, contestant.who, contestant.kind(), ms);
+            add((FIRST_BYTE, "ms"), times.first_byte_ms);
+            add(("Linux to /init's first line", "ms"), times.init_ms);
         }
     }
     Ok(())
-}
-
-fn first_byte_ms(ran: &Outcome) -> Option<f64> {
-    let marks = ran.stats["marks"].as_array()?;
-    let mark = marks.iter().find(|mark| mark["name"] == "first console byte")?;
-    Some(mark["ns"].as_f64()? / 1e6)
 }
 
 /// What the limits say of the rows.
@@ -372,7 +359,7 @@ fn verdicts(rows: &[Row]) -> Vec<String> {
                     judge(format!("{what} {MOST_OVER_BARE}"), ratio <= MOST_OVER_BARE);
                 }
             }
-            ("vmm --boot setup", "Linux to first console byte") => {
+            ("vmm --boot setup", FIRST_BYTE) => {
                 // The first contestant is payload: ours is what it took.
                 if let Some([ratio, _]) = row.ours_over_this {
                     let what = format!("payload boot's first byte in {} of setup's", figure(ratio));

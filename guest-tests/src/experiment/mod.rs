@@ -9,6 +9,7 @@ pub mod cyclictest;
 pub mod drift;
 mod driven;
 pub mod hpet_contention;
+mod linux_start;
 pub mod nmi_storm;
 pub mod order;
 pub mod start_up;
