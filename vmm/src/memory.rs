@@ -6,6 +6,7 @@ use crate::layout::{HIGH_MEMORY, HOLE_END, HOLE_START};
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
 use std::io;
+use std::ptr;
 use vm_memory::mmap::MmapRegionError;
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion, GuestRegionMmap, MmapRegion};
 
@@ -81,7 +82,53 @@ fn map(length: usize, backing: Backing) -> std::result::Result<MmapRegion, MmapR
             Some(HugePages::TwoMib) => libc::MAP_HUGETLB | libc::MAP_HUGE_2MB,
             Some(HugePages::OneGib) => libc::MAP_HUGETLB | libc::MAP_HUGE_1GB,
         };
-    MmapRegion::build(None, length, libc::PROT_READ | libc::PROT_WRITE, flags)
+    let build = || MmapRegion::build(None, length, libc::PROT_READ | libc::PROT_WRITE, flags);
+    if backing.huge_pages.is_some() {
+        return build();
+    }
+    let spacer = Spacer::above(length);
+    let region = build();
+    drop(spacer);
+    region
+}
+
+/// Size of the pages that the host merges small ones to, and KVM maps at once.
+const LARGE_PAGE: usize = 2 << 20;
+
+/// Keeps the host's next mapping from ending anywhere but where its start is at a
+/// multiple of [`LARGE_PAGE`].
+///
+/// Guest and host addresses must agree below that size, else KVM maps the guest's
+/// memory by small pages alone, with an exit for each. Kernels before 6.7 place
+/// anonymous memory anywhere. They go from the top down: what is left free below
+/// the spacer is where the next mapping goes; were it not, only time is lost.
+struct Spacer {
+    address: *mut libc::c_void,
+    length: usize,
+}
+
+impl Spacer {
+    fn above(length: usize) -> Option<Self> {
+        let whole = length.checked_add(LARGE_PAGE)?;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches no other.
+        let base = unsafe { libc::mmap(ptr::null_mut(), whole, libc::PROT_NONE, flags, -1, 0) };
+        if base == libc::MAP_FAILED {
+            return None;
+        }
+        let start = (base as usize + LARGE_PAGE) & !(LARGE_PAGE - 1);
+        let below = start + length - base as usize;
+        // SAFETY: a part of the mapping just made, which nobody else knows of.
+        unsafe { libc::munmap(base, below) };
+        Some(Self { address: base.wrapping_byte_add(below), length: whole - below })
+    }
+}
+
+impl Drop for Spacer {
+    fn drop(&mut self) {
+        // SAFETY: the rest of the mapping made in `above`; nothing points into it.
+        unsafe { libc::munmap(self.address, self.length) };
+    }
 }
 
 fn no_memory(bytes: u64, backing: Backing, e: &dyn std::fmt::Display) -> Error {
@@ -198,6 +245,16 @@ mod tests {
             for (start, length) in ranges {
                 assert!(start + length <= HOLE_START || start >= HOLE_END);
             }
+        }
+    }
+
+    #[test]
+    fn host_and_guest_addresses_agree_below_a_large_page() {
+        // Sizes of which the newest kernels, too, would place the second anywhere.
+        let sizes = [64 << 20, (64 << 20) + 4096, HOLE_START + (2 << 20)];
+        let memories = sizes.map(|bytes| allocate(bytes, Backing::default()).unwrap());
+        for region in memories.iter().flat_map(GuestMemoryBackend::iter) {
+            assert_eq!(region.as_ptr() as usize % LARGE_PAGE, 0);
         }
     }
 
