@@ -1,10 +1,10 @@
-//! Ports that the unit tests of hypervisors drive: a scratch register, a page to unmap, and
-//! interrupt lines by number.
+//! What the unit tests of hypervisors drive: a scratch register, a page to unmap, interrupt
+//! lines by number, and memory that is not RAM.
 //!
 //! Threats: the guest may raise any line at any rate (what the interrupt controller gets from
 //! any device).
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
 use crate::bus::Device;
 
@@ -16,6 +16,10 @@ pub const FLUSH_PORT: u64 = 0xE4;
 pub const IRQ_PORT: u64 = 0x2000;
 /// Number of lines, and of ports.
 pub const IRQ_LINES: u64 = 24;
+/// Guest-physical address of [`IoMemory`].
+pub const MEMORY_BASE: u64 = 0xFF00_0000;
+/// Bytes of [`IoMemory`].
+pub const MEMORY_LEN: u64 = 0x1_0000;
 /// Number of ports of [`Scratch`] and of [`FlushPage`].
 pub const REGISTER_LEN: u64 = 4;
 
@@ -50,6 +54,36 @@ impl Device for FlushPage {
     }
 
     fn write(&self, _offset: u64, _data: &[u8]) {}
+}
+
+/// Memory that the host serves access by access, so that a guest sees each instruction on it
+/// emulated.
+pub struct IoMemory(Box<[AtomicU8]>);
+
+impl Default for IoMemory {
+    fn default() -> Self {
+        Self((0..MEMORY_LEN).map(|_| AtomicU8::new(0)).collect())
+    }
+}
+
+impl IoMemory {
+    fn from(&self, offset: u64) -> &[AtomicU8] {
+        self.0.get(offset as usize..).unwrap_or_default()
+    }
+}
+
+impl Device for IoMemory {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        for (to, from) in data.iter_mut().zip(self.from(offset)) {
+            *to = from.load(Ordering::Relaxed);
+        }
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) {
+        for (to, from) in self.from(offset).iter().zip(data) {
+            to.store(*from, Ordering::Relaxed);
+        }
+    }
 }
 
 /// Interrupt lines by number: a write sets the level, high unless it is zero.
@@ -94,6 +128,19 @@ mod tests {
         let mut data = [0xEE; 8];
         scratch.read(0, &mut data);
         assert_eq!(data, [1, 9, 7, 5, 0xEE, 0xEE, 0xEE, 0xEE]);
+    }
+
+    #[test]
+    fn memory_holds_what_is_written_up_to_its_last_byte() {
+        let memory = IoMemory::default();
+        memory.write(6, &[1, 2, 3, 4]);
+        memory.write(MEMORY_LEN - 2, &[8, 9]);
+        let mut data = [0xEE; 8];
+        memory.read(4, &mut data);
+        assert_eq!(data, [0, 0, 1, 2, 3, 4, 0, 0]);
+        let mut data = [0xEE; 2];
+        memory.read(MEMORY_LEN - 2, &mut data);
+        assert_eq!(data, [8, 9]);
     }
 
     #[test]

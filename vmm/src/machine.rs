@@ -175,6 +175,7 @@ impl Machine {
         let (mut ports, mut mmio) = board::buses(&serial, &lifecycle, &timeline, &marks, &counted);
         if options.debug_exit {
             ports.extend(test_device::ports(&vm, &lifecycle, &console));
+            mmio.push(test_device::memory());
         }
         mmio.extend(hpet.as_ref().map(hpet::Board::range));
         let (ports, mmio) = (board::bus(ports)?, board::bus(mmio)?);

@@ -6,7 +6,7 @@ use crate::ending::Ending;
 use crate::lifecycle::Lifecycle;
 use devices::bus::{Device, Range};
 use devices::debug_exit::{self, DebugConsole, DebugExit};
-use devices::test_device::{self, FlushPage, IrqLines, Scratch};
+use devices::test_device::{self, FlushPage, IoMemory, IrqLines, Scratch};
 use kvm_ioctls::VmFd;
 use std::sync::Arc;
 
@@ -32,4 +32,15 @@ pub fn ports(vm: &Arc<VmFd>, lifecycle: &Arc<Lifecycle>, console: &Console) -> V
         range("debug-console", port, 1, Arc::new(device))
     }));
     ports
+}
+
+/// The memory of the test device.
+pub fn memory() -> Range {
+    let device = Arc::new(IoMemory::default());
+    Range {
+        name: "io-memory",
+        base: test_device::MEMORY_BASE,
+        len: test_device::MEMORY_LEN,
+        device,
+    }
 }

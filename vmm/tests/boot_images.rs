@@ -38,15 +38,15 @@ fn every_kind_of_image_boots() {
         image::bzimage(true, &image::gzip(&image::vmlinux(true))),
         image::bzimage(false, &image::gzip(&image::vmlinux(false))),
     ] {
-        assert_eq!(boot(&image, &["--cmdline", "a b"]), "a b|isf");
-        assert_eq!(boot(&image, &[]), "console=ttyS0|isf");
+        assert_eq!(boot(&image, &["--cmdline", "a b"]), "a b|isfm");
+        assert_eq!(boot(&image, &[]), "console=ttyS0|isfm");
     }
     for long in [false, true] {
         let image = image::bzimage(long, &image::gzip(&image::vmlinux(long)));
-        assert_eq!(boot(&image, &["--boot", "setup", "--cmdline", "s"]), "s|isf");
-        assert_eq!(boot(&image, &["--boot", "payload", "--cmdline", "p"]), "p|isf");
+        assert_eq!(boot(&image, &["--boot", "setup", "--cmdline", "s"]), "s|isfm");
+        assert_eq!(boot(&image, &["--boot", "payload", "--cmdline", "p"]), "p|isfm");
         // A format that we do not know: the guest unpacks it.
-        assert_eq!(boot(&image::bzimage(long, b"what is it?"), &["--cmdline", "o"]), "o|isf");
+        assert_eq!(boot(&image::bzimage(long, b"what is it?"), &["--cmdline", "o"]), "o|isfm");
     }
 }
 
@@ -58,11 +58,11 @@ fn a_unit_test_finds_its_arguments_and_its_environment() {
     let directory = tempfile::tempdir().unwrap();
     let boot = |arguments: &[&str]| boot(directory.path(), &image::multiboot(), arguments);
     let environment = "NR_CPUS=2\nMEMSIZE=64\nTEST_DEVICE=1\nBOOTLOADER=0\n";
-    assert_eq!(boot(&["--cpus", "2"]), format!("test.flat|{environment}isf"));
+    assert_eq!(boot(&["--cpus", "2"]), format!("test.flat|{environment}isfm"));
     let module = directory.path().join("module");
     std::fs::write(&module, "A=1\n").unwrap();
     let module = module.display().to_string();
-    assert_eq!(boot(&["--initrd", &module, "--cmdline", "x y"]), "test.flat x y|A=1\nisf");
+    assert_eq!(boot(&["--initrd", &module, "--cmdline", "x y"]), "test.flat x y|A=1\nisfm");
 }
 
 /// A damaged image is one line, exit code 35, and never a started guest.

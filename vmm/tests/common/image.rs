@@ -81,6 +81,12 @@ macro_rules! program {
             "  jne 9f",
             "  mov al, 0x66", // f
             "  out 0xe9, al",
+            "  mov ecx, 0xff000000", // memory of the test device
+            "  mov [ecx], ecx",
+            "  cmp word ptr [ecx + 2], 0xff00",
+            "  jne 9f",
+            "  mov al, 0x6d", // m
+            "  out 0xe9, al",
             "  mov eax, 5",
             "  out 0xf4, eax",
             "9:",
