@@ -119,7 +119,7 @@ fn run_narrow(common: &Common, rows: &mut Vec<Row>) -> Result<String, VmError> {
     let msr = |row: &Row| row.clock == "hyperv_clocksource_msr";
     rows.extend(self::rows("Linux i386", counter_ran).into_iter().filter(msr));
     Ok("a 32-bit Linux guest chose hyperv_clocksource_tsc_page by itself; the kernel rows of i386 \
-        are of a bare 32-bit kernel with Linux's arithmetic"
+        are of a bare 32-bit kernel with Linux's arithmetic; a lab of theirs shadows page tables"
         .into())
 }
 
