@@ -1,6 +1,6 @@
 //! Where the guest's serial port leads: `--serial`.
 
-use crate::error::{Error, Result};
+use crate::error::{self, Error, Result};
 use crate::terminal;
 use std::ffi::CStr;
 use std::fs::File;
@@ -97,7 +97,7 @@ pub fn open(to: &SerialTo) -> Result<(Output, Source)> {
             let (ours, theirs, name) = pseudo_terminal().map_err(failed("pty".into()))?;
             let copy = || ours.try_clone().map_err(failed("pty".into()));
             let (reader, held) = (copy()?, copy()?);
-            eprintln!("vmm: the serial port is {name}");
+            error::tell(format_args!("vmm: the serial port is {name}\n"));
             let source =
                 Source { reader: Some(reader), operator: false, sides: Some((held, theirs)) };
             (Output(Some(ours)), source)
