@@ -24,7 +24,12 @@ impl Client {
 
     /// The answer to a command; `None` when the machine has ended.
     pub fn ask(&mut self, command: &str) -> Option<Value> {
-        let line = format!("{{\"command\":\"{command}\"}}\n");
+        self.ask_with(command, "")
+    }
+
+    /// The same, with this behind the command: `,"cpu":1`.
+    pub fn ask_with(&mut self, command: &str, more: &str) -> Option<Value> {
+        let line = format!("{{\"command\":\"{command}\"{more}}}\n");
         self.0.get_mut().write_all(line.as_bytes()).ok()?;
         let mut answer = String::new();
         self.0.read_line(&mut answer).ok().filter(|n| *n > 0)?;
