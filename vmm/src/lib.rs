@@ -38,6 +38,7 @@ pub mod memory;
 pub mod monitor;
 pub mod msr_filter;
 pub mod operator;
+pub mod output_file;
 pub mod overlay;
 pub mod pause;
 pub mod pinning;

@@ -280,11 +280,11 @@ impl Machine {
         let ending = lifecycle
             .ending()
             .unwrap_or_else(|| Ending::VmmFailure("the machine ended without a reason".into()));
-        let dropped = self.console.finish();
+        let lost = self.console.finish();
         self.source.drain();
         drop(terminal);
-        if dropped > 0 {
-            log::warn!("{dropped} bytes of console output were dropped: stdout was not read");
+        if lost.bytes > 0 {
+            log::warn!("{lost}");
         }
         if options.boot_timer {
             error::tell(self.shared.marks.table());
