@@ -43,12 +43,14 @@ bench: build
 	target/release/clocklab start-up
 	$(CARGO) bench --quiet -p pvclock -p vmm
 
+# Every fuzz target, from the corpus that is kept in fuzz/corpora on.
 FUZZ_SECONDS ?= 60
 fuzz: packages
 	@$(CARGO) fuzz --version >/dev/null 2>&1 || { \
 	  echo "installing cargo-fuzz" >&2; $(CARGO) install --quiet --locked cargo-fuzz; }
+	$(CARGO) run --quiet -p vmm --example fuzz_seeds -- fuzz/corpus
 	for target in $$($(CARGO) +nightly fuzz list); do \
-	  $(CARGO) +nightly fuzz run $$target -- -max_total_time=$(FUZZ_SECONDS) || exit 1; \
+	  resources/fuzz $$target $(FUZZ_SECONDS) || exit 1; \
 	done
 
 # Licences, origins and known defects of every package that we build with. The

@@ -83,3 +83,34 @@ impl fmt::Display for Ending {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_is_distinct_and_documented() {
+        let table = include_str!("../../docs/exit-codes.md");
+        let endings = [
+            Ending::PowerOff,
+            Ending::AcpiReset,
+            Ending::TripleFault,
+            Ending::GuestPanic,
+            Ending::Refused("x".into()),
+            Ending::Timeout,
+            Ending::KvmInternalError("x".into()),
+            Ending::VmmFailure("x".into()),
+            Ending::I8042Reset,
+        ];
+        let mut codes: Vec<_> = endings.iter().map(Ending::code).collect();
+        for code in &codes {
+            assert_eq!(table.matches(&format!("\n| {code} |")).count(), 1, "{code}");
+        }
+        codes.sort_unstable();
+        codes.dedup();
+        assert_eq!(codes.len(), endings.len());
+        // A unit test's code is never taken for a reset or an end by `--timeout`.
+        let odd = (0..256).all(|code| Ending::DebugExit(code).code() & 1 == 1);
+        assert!(odd && Ending::I8042Reset.code() & 1 == 0);
+    }
+}
