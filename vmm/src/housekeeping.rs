@@ -1,10 +1,10 @@
 //! Timers that fire on CPUs of their own, not on those where vCPUs run.
 //!
-//! One thread per housekeeping CPU serves a fixed set of slots. A vCPU thread
-//! publishes a slot's deadline and goes on; the housekeeping thread sleeps until
-//! the earliest of its deadlines and then lets the slot's [`Timers`] fire. Its
-//! sleep arms the host's timer on the CPU where it runs: a timer armed by the vCPU
-//! thread would interrupt the guest there.
+//! One thread per housekeeping CPU serves a fixed set of slots: the vCPUs' synthetic
+//! and local APIC timers, and the HPET. A vCPU thread publishes a slot's deadline and
+//! goes on; the housekeeping thread sleeps until the earliest of its deadlines and then
+//! lets the slot's [`Timers`] fire. Its sleep arms the host's timer on the CPU where it
+//! runs: a timer armed by the vCPU thread would interrupt the guest there.
 //!
 //! Which thread serves a slot is settled when the machine is built
 //! ([`assignment`]); nothing is searched for when a timer is armed.
@@ -39,7 +39,8 @@ pub trait Timers: Send + Sync {
 pub struct Manner {
     /// SCHED_FIFO priority, if any.
     pub rt_priority: Option<u8>,
-    /// How long before a deadline a thread stops sleeping and spins.
+    /// How long before a deadline a thread stops sleeping and spins. After one it
+    /// spins on for a multiple of that, for the next to be published.
     pub poll: Duration,
 }
 
@@ -62,8 +63,8 @@ impl Slot {
         }
     }
 
-    /// The CPU of the thread that serves this slot.
-    pub fn cpu(&self) -> u32 {
+    /// The CPU of the thread that serves this slot, if it is confined to one.
+    pub fn cpu(&self) -> Option<u32> {
         self.desk.cpu
     }
 }
@@ -78,10 +79,15 @@ pub struct Plan {
 
 impl Plan {
     /// Assigns a slot to each of `places`, the CPU that its source runs on if that
-    /// is known. `cpus` are housekeeping CPUs, one at least.
+    /// is known. There is a thread on each of `cpus`; if there are none, one anywhere
+    /// serves all slots.
     pub fn new(cpus: &CpuList, places: &[Option<u32>], host: &HostCpus, manner: Manner) -> Self {
-        let servers = assignment::assign(places, &cpus.0, host);
-        let mut counts = vec![0; cpus.0.len()];
+        let mut keepers: Vec<_> = cpus.0.iter().copied().map(Some).collect();
+        if keepers.is_empty() && !places.is_empty() {
+            keepers.push(None);
+        }
+        let servers = assignment::assign(places, &keepers, host);
+        let mut counts = vec![0; keepers.len()];
         let indices: Vec<usize> = servers
             .iter()
             .map(|server| {
@@ -89,10 +95,7 @@ impl Plan {
                 counts[*server] - 1
             })
             .collect();
-        let desks: Vec<_> = cpus
-            .0
-            .iter()
-            .zip(counts)
+        let desks: Vec<_> = (keepers.iter().zip(counts))
             .map(|(cpu, count)| Arc::new(Desk::new(*cpu, count)))
             .collect();
         let slots = servers
@@ -125,8 +128,8 @@ impl Plan {
             served.for_each(|(slot, timers)| bound[slot.index] = Some(timers.clone()));
             let (desk, clock, ready) = (desk.clone(), clock.clone(), ready.clone());
             let manner = self.manner;
-            let place = Place { cpu: Some(desk.cpu), rt_priority: manner.rt_priority };
-            let name = format!("hk-{}", desk.cpu);
+            let place = Place { cpu: desk.cpu, rt_priority: manner.rt_priority };
+            let name = desk.cpu.map_or("hk".into(), |cpu| format!("hk-{cpu}"));
             let thread = {
                 let desk = desk.clone();
                 thread::Builder::new().name(name).spawn(move || {
@@ -143,7 +146,7 @@ impl Plan {
                 })
             };
             let thread = thread.map_err(|e| {
-                Error::new(format!("--housekeeping: the host starts no more threads ({e})"))
+                Error::new(format!("the host starts no more threads, for timers ({e})"))
             })?;
             desk.seat(thread.thread().clone());
             threads.threads.push((desk, thread));
@@ -163,8 +166,8 @@ pub struct Housekeeping {
 /// What one housekeeping thread did, for `--stats`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Tally {
-    /// CPU that the thread is confined to.
-    pub cpu: u32,
+    /// CPU that the thread is confined to, if any.
+    pub cpu: Option<u32>,
     /// Times it woke up, for whatever reason.
     pub wakeups: u64,
     /// Times somebody else woke it for an earlier deadline.

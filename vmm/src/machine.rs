@@ -168,7 +168,14 @@ impl Machine {
         let console = Console::start(output)?;
         let room = input::room_signal()?;
         let serial = board::serial_port(&vm, &console, &room, &marks)?;
-        let hpet = hpet::Board::build(options, &vm, free_slot, &lifecycle, &timeline)?;
+        let hpet = hpet::Board::build(
+            options,
+            &vm,
+            free_slot,
+            timers.hpet.clone(),
+            &lifecycle,
+            &timeline,
+        )?;
         let hpet_id = hpet.as_ref().map(hpet::Board::id);
         acpi::write(&memory, &acpi::Machine { topology, hpet_id }).map_err(Error::new)?;
         let counted = Arc::new(OnceLock::new());
@@ -187,7 +194,12 @@ impl Machine {
             .map(|f| HyperV::new(f, stimer_lines, timeline.clone(), memory.clone()));
         let lapic_timers = timers.lapic_timers(&vm, topology, &timeline);
         let places = timers.places.clone();
-        let housekeeping = timers.start(hyperv.as_ref(), &lapic_timers, &timeline)?;
+        let housekeeping = timers.start(
+            hyperv.as_ref(),
+            &lapic_timers,
+            hpet.as_ref().map(hpet::Board::timers),
+            &timeline,
+        )?;
         let shared = Arc::new(Shared {
             lifecycle,
             peripherals: Peripherals { ports, mmio, hyperv, lapic_timers },

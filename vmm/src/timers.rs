@@ -1,6 +1,6 @@
 //! Which timers this process serves for the guest, and which threads wait for them.
 
-use crate::cli::{HvImpl, LapicTimer as LapicTimerOption, RunOptions};
+use crate::cli::{HpetMode, HvImpl, LapicTimer as LapicTimerOption, RunOptions};
 use crate::error::{Error, Result};
 use crate::host_cpus::{CpuList, HostCpus};
 use crate::housekeeping::{self, Housekeeping, Manner, Plan, Slot, Timers};
@@ -25,6 +25,8 @@ pub struct TimerPlan {
     /// One slot a vCPU, or none.
     stimers: Vec<Slot>,
     lapic_timers: Vec<Slot>,
+    /// The HPET's slot, unless it is off.
+    pub hpet: Option<Slot>,
 }
 
 impl TimerPlan {
@@ -41,21 +43,24 @@ impl TimerPlan {
         };
         let groups = [serves_stimers(options)?, offload]
             .map(|served| if served { own.clone() } else { vec![] });
-        let wanted = groups.concat();
-        let idle = wanted.is_empty() && options.housekeeping.is_none();
-        let cpus = if idle {
+        let mut wanted = groups.concat();
+        // The HPET alone, that few guests arm, is no reason for a thread on each CPU.
+        let keepers = if wanted.is_empty() && options.housekeeping.is_none() {
             CpuList::default()
         } else {
             let asked = options.housekeeping.as_ref();
             housekeeping::cpus(asked, &own, &pinning::allowed_cpus(), &host)?
         };
+        wanted.extend((options.hpet != HpetMode::Off).then_some(None));
         let rt_priority = options.rt_prio;
         let manner = Manner { rt_priority, poll: Duration::from_micros(options.hk_poll.into()) };
-        let plan = Plan::new(&cpus, &wanted, &host, manner);
-        let (stimers, lapic_timers) = plan.slots().split_at(groups[0].len());
+        let plan = Plan::new(&keepers, &wanted, &host, manner);
+        let (stimers, others) = plan.slots().split_at(groups[0].len());
+        let (lapic_timers, hpet) = others.split_at(groups[1].len());
         let (stimers, lapic_timers) = (stimers.to_vec(), lapic_timers.to_vec());
+        let hpet = hpet.first().cloned();
         let places = own.into_iter().map(|cpu| Place { cpu, rt_priority }).collect();
-        Ok(Self { places, offload, plan, stimers, lapic_timers })
+        Ok(Self { places, offload, plan, stimers, lapic_timers, hpet })
     }
 
     /// The wires of each virtual processor's synthetic timers.
@@ -84,6 +89,7 @@ impl TimerPlan {
         self,
         hyperv: Option<&HyperV>,
         lapic_timers: &[Arc<LapicTimer>],
+        hpet: Option<Arc<dyn Timers>>,
         timeline: &Arc<Timeline>,
     ) -> Result<Housekeeping> {
         let processors = hyperv.map_or(&[][..], HyperV::processors).iter();
@@ -91,6 +97,7 @@ impl TimerPlan {
         let lapic_timers = lapic_timers.iter().map(|t| t.clone() as Arc<dyn Timers>);
         let timers = self.stimers.into_iter().zip(stimers);
         let timers = timers.chain(self.lapic_timers.into_iter().zip(lapic_timers));
+        let timers = timers.chain(self.hpet.into_iter().zip(hpet));
         let clock: Arc<dyn devices::clock::Clock> = timeline.clone();
         self.plan.start(timers.collect(), &clock)
     }

@@ -11,9 +11,14 @@ fn host() -> HostCpus {
     HostCpus { cpus: (0..8).map(cpu).collect(), set_apart: BTreeSet::new() }
 }
 
+fn assign_to(places: &[Option<u32>], keepers: &[u32]) -> Vec<usize> {
+    let keepers: Vec<_> = keepers.iter().copied().map(Some).collect();
+    assignment::assign(places, &keepers, &host())
+}
+
 fn assign(places: &[u32], keepers: &[u32]) -> Vec<u32> {
     let places: Vec<_> = places.iter().copied().map(Some).collect();
-    let chosen = assignment::assign(&places, keepers, &host());
+    let chosen = assign_to(&places, keepers);
     chosen.into_iter().map(|keeper| keepers[keeper]).collect()
 }
 
@@ -23,7 +28,7 @@ fn the_nearest_thread_serves_and_load_decides_among_equals() {
     assert_eq!(assign(&[1, 1, 1], &[0, 2]), [0, 0, 0], "a cache outweighs load");
     assert_eq!(assign(&[2, 3, 7], &[0, 4]), [0, 0, 4], "same node");
     assert_eq!(assign(&[4, 5, 6, 7], &[0, 1]), [0, 1, 0, 1], "load, where all are far");
-    let anywhere = assignment::assign(&[None; 4], &[0, 4], &host());
+    let anywhere = assign_to(&[None; 4], &[0, 4]);
     assert_eq!(anywhere, [0, 1, 0, 1]);
 }
 
