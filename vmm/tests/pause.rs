@@ -60,6 +60,14 @@ impl Machine {
     }
 }
 
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // Fails where it has ended, as it should have.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 fn start(command: &mut Command) -> Child {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("the binary starts")
 }
@@ -112,6 +120,26 @@ fn every_clock_is_monotonic_across_a_thousand_pauses() {
         hops += result["hops"].as_u64().unwrap();
     }
     println!("{cycles} pauses, {hops} readings of page, MSR and HPET by two vCPUs: 0 backward");
+}
+
+/// An AP's thread may be late: a pause that comes before it has ever entered the guest
+/// must not wait for it for ever, nor may it slip into the guest.
+#[test]
+fn a_pause_right_after_the_start_stops_every_vcpu() {
+    if !kvm_or_skip("a_pause_right_after_the_start_stops_every_vcpu") {
+        return;
+    }
+    for round in 0..30 {
+        let arguments = ["--cpus", "32", "--memory", "32M"];
+        let mut machine = Machine::start("guest-end", "how=halt", &arguments);
+        for command in ["pause", "resume", "pause"] {
+            let answer = machine.ask(command).unwrap_or_else(|| panic!("{round}: {command}"));
+            let state = if command == "pause" { "paused" } else { "running" };
+            assert_eq!(answer["state"], state, "{round}");
+        }
+        assert!(machine.ask("quit").is_some(), "{round}");
+        assert_eq!(wait(&mut machine.child, LIMIT), Some(0), "{round}");
+    }
 }
 
 /// Every armed timer fires, once, and not early, though the machine is paused again

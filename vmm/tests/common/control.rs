@@ -15,7 +15,12 @@ impl Client {
         let deadline = Instant::now() + Duration::from_secs(30);
         loop {
             match UnixStream::connect(path) {
-                Ok(stream) => return Self(BufReader::new(stream)),
+                Ok(stream) => {
+                    // A machine that is stuck is a failure, not a test without an end.
+                    let patience = Some(Duration::from_secs(60));
+                    stream.set_read_timeout(patience).expect("a timeout");
+                    return Self(BufReader::new(stream));
+                }
                 Err(e) => assert!(Instant::now() < deadline, "{}: {e}", path.display()),
             }
             std::thread::sleep(Duration::from_millis(2));
