@@ -65,7 +65,7 @@ fn streams(bytes: &[u8]) -> io::Result<Vec<(&'static str, usize, Vec<u8>)>> {
     lzma.write_all(bytes)?;
     let mut xz = lzma_rust2::XzWriter::new(Vec::new(), lzma_rust2::XzOptions::with_preset(1))?;
     xz.write_all(bytes)?;
-    let small = lzokay_native::compress(bytes).map_err(io::Error::other)?;
+    let small = lzokay::compress::compress(bytes).map_err(io::Error::other)?;
     let [size, packed] = [bytes.len(), small.len()].map(|n| (n as u32).to_be_bytes());
     let lzo = [
         b"\x89LZO\0\r\n\x1a\n".as_slice(),
