@@ -1,7 +1,7 @@
 # Each target installs what it needs by package name, says so, and is safe to run
 # again. KERNEL=path uses your own bzImage for Linux guests.
 
-.PHONY: demo test bench fuzz build packages guests
+.PHONY: demo test bench fuzz audit build packages guests
 
 CARGO ?= cargo
 NEXTEST := $(shell $(CARGO) nextest --version >/dev/null 2>&1 && echo yes)
@@ -43,10 +43,27 @@ bench: build
 	target/release/clocklab start-up
 	$(CARGO) bench --quiet -p pvclock -p vmm
 
+# Every fuzz target, from the corpus that is kept in fuzz/corpora on.
 FUZZ_SECONDS ?= 60
 fuzz: packages
 	@$(CARGO) fuzz --version >/dev/null 2>&1 || { \
 	  echo "installing cargo-fuzz" >&2; $(CARGO) install --quiet --locked cargo-fuzz; }
+	$(CARGO) run --quiet -p vmm --example fuzz_seeds -- fuzz/corpus
 	for target in $$($(CARGO) +nightly fuzz list); do \
-	  $(CARGO) +nightly fuzz run $$target -- -max_total_time=$(FUZZ_SECONDS) || exit 1; \
+	  resources/fuzz $$target $(FUZZ_SECONDS) || exit 1; \
 	done
+
+# Licences, origins and known defects of every package that we build with. The
+# database of defects is fetched by `cargo deny fetch db`, not by package name, and
+# so only where somebody did that before.
+ADVISORIES = $(or $(CARGO_HOME),$(HOME)/.cargo)/advisory-dbs
+audit:
+	@$(CARGO) deny --version >/dev/null 2>&1 || { \
+	  echo "installing cargo-deny" >&2; $(CARGO) install --quiet --locked cargo-deny; }
+	$(CARGO) deny --log-level error check licenses bans sources
+	cd fuzz && $(CARGO) deny --log-level error --config ../deny.toml check licenses bans sources
+	@if [ -d $(ADVISORIES) ]; then \
+	  $(CARGO) deny --log-level error --offline check advisories; \
+	else \
+	  echo "advisories: NOT CHECKED: no database here; cargo deny fetch db gets it" >&2; \
+	fi

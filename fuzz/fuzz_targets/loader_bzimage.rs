@@ -1,4 +1,5 @@
-//! bzImages with any header that is one at all.
+//! bzImages with any header that is one at all. The first byte chooses `--boot`, the rest is the
+//! image from its header on.
 #![no_main]
 
 use fuzz::loader::check;
@@ -8,8 +9,8 @@ use vmm::loader::Boot;
 /// The setup header's fields, from 0x1f1.
 const HEADER: usize = 0x1f1;
 
-fuzz_target!(|input: (u8, Vec<u8>)| {
-    let (boot, fields) = input;
+fuzz_target!(|input: &[u8]| {
+    let Some((boot, fields)) = input.split_first() else { return };
     let mut image = vec![0; HEADER];
     image.extend(fields);
     image.resize(image.len().max(1024), 0);

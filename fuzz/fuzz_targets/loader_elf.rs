@@ -1,12 +1,15 @@
-//! ELF images of either class, by whichever way in they offer.
+//! ELF images of either class, by whichever way in they offer. The first byte is the class, the
+//! rest the image.
 #![no_main]
 
 use fuzz::loader::check;
 use libfuzzer_sys::fuzz_target;
 use vmm::loader::Boot;
 
-fuzz_target!(|input: (bool, Vec<u8>)| {
-    let (long, mut image) = input;
+fuzz_target!(|input: &[u8]| {
+    let Some((class, image)) = input.split_first() else { return };
+    let long = class & 1 != 0;
+    let mut image = image.to_vec();
     if image.len() < 64 {
         image.resize(64, 0);
     }

@@ -1,4 +1,5 @@
-//! Payloads of every format in a sound bzImage, and the ELF image that comes out.
+//! Payloads of every format in a sound bzImage, and the ELF image that comes out. The first byte is
+//! the format, the second the image's word size, the rest what follows the format's magic.
 #![no_main]
 
 use std::io::Write;
@@ -17,14 +18,15 @@ const MAGICS: [&[u8]; 7] = [
     &[0x28, 0xb5, 0x2f, 0xfd],
 ];
 
-fuzz_target!(|input: (u8, bool, Vec<u8>)| {
-    let (format, long, bytes) = input;
+fuzz_target!(|input: &[u8]| {
+    let [format, long, bytes @ ..] = input else { return };
+    let long = long & 1 != 0;
     let payload = match MAGICS.get(usize::from(format % 8)) {
-        Some(magic) => [magic, &bytes[..]].concat(),
+        Some(magic) => [magic, bytes].concat(),
         // A sound stream of a damaged ELF image.
         None => {
             let mut writer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::none());
-            writer.write_all(&bytes).expect("memory");
+            writer.write_all(bytes).expect("memory");
             writer.finish().expect("memory")
         }
     };

@@ -26,7 +26,8 @@ fn text(bytes: &[u8]) -> String {
 fn every_ending_has_its_code() {
     let ends = [
         ("power-off", "", 0),
-        ("reboot", "", 32),
+        ("reset", "", 32),
+        ("reboot", "", 40),
         ("triple-fault", "", 33),
         ("halt", "--timeout 1", 36),
         ("spin", "--timeout 1 --cpus 2", 36),

@@ -72,7 +72,7 @@ pub fn buses(
     });
     let ports = vec![
         range("serial", serial::COM1_BASE, serial::LEN, serial.clone()),
-        range("i8042", i8042::BASE, i8042::LEN, Arc::new(I8042::new(end(Ending::Reboot)))),
+        range("i8042", i8042::BASE, i8042::LEN, Arc::new(I8042::new(end(Ending::I8042Reset)))),
         range("rtc", rtc::BASE, rtc::LEN, Arc::new(Rtc::new(wall_clock))),
         range("pm", pm::BASE, pm::LEN, Arc::new(Pm::new(timeline.clone(), end(Ending::PowerOff)))),
         range("reset", pm::RESET_PORT, 1, Arc::new(ResetPort::new(end(Ending::AcpiReset)))),

@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::seccomp;
 use crate::signals;
 use std::collections::VecDeque;
+use std::fmt;
 use std::io::{self, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -18,10 +19,29 @@ const CAPACITY: usize = 1 << 20;
 /// How long the end of the process waits for stdout to take the rest.
 const DRAIN: Duration = Duration::from_millis(500);
 
+/// Output that nobody got.
+#[derive(Debug, Default)]
+pub struct Lost {
+    /// How much.
+    pub bytes: u64,
+    /// What the output said at last, if it was not just slow.
+    error: Option<io::Error>,
+}
+
+impl fmt::Display for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes of console output were dropped: ", self.bytes)?;
+        match &self.error {
+            Some(e) => write!(f, "{e}"),
+            None => write!(f, "they were not read"),
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 struct Ring {
     bytes: VecDeque<u8>,
-    dropped: u64,
+    lost: Lost,
     writing: bool,
     closed: bool,
 }
@@ -65,9 +85,8 @@ impl Console {
         Writer { shared: self.shared.clone() }
     }
 
-    /// Waits a moment for the output to take what is left, and returns how many
-    /// bytes were dropped.
-    pub fn finish(self) -> u64 {
+    /// Waits a moment for the output to take what is left, and tells what it did not.
+    pub fn finish(self) -> Lost {
         let deadline = Instant::now() + DRAIN;
         let mut ring = self.shared.lock();
         ring.closed = true;
@@ -75,7 +94,8 @@ impl Console {
         while ring.writing || !ring.bytes.is_empty() {
             let Some(left) = deadline.checked_duration_since(Instant::now()) else {
                 // The thread is stuck in write(2); the process ends without it.
-                return ring.dropped + ring.bytes.len() as u64;
+                ring.lost.bytes += ring.bytes.len() as u64;
+                break;
             };
             ring = self
                 .shared
@@ -84,8 +104,8 @@ impl Console {
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
         }
-        // The thread has nothing left to do, and ends by itself.
-        ring.dropped
+        // A thread with nothing left to do ends by itself.
+        std::mem::take(&mut ring.lost)
     }
 }
 
@@ -107,9 +127,10 @@ fn copy(shared: &Shared, output: &mut impl Write) {
         let written = output.write_all(&chunk).and_then(|()| output.flush());
         let mut ring = shared.lock();
         ring.writing = false;
-        if written.is_err() {
-            // A closed pipe: nobody listens any more, and the guest goes on.
-            ring.dropped += chunk.len() as u64;
+        if let Err(e) = written {
+            // A closed pipe or a full disk: the guest goes on.
+            ring.lost.bytes += chunk.len() as u64;
+            ring.lost.error = Some(e);
         }
         shared.changed.notify_all();
     }
@@ -127,7 +148,7 @@ impl Write for Writer {
         let room = CAPACITY.saturating_sub(ring.bytes.len()).min(bytes.len());
         let was_empty = ring.bytes.is_empty();
         ring.bytes.extend(&bytes[..room]);
-        ring.dropped += (bytes.len() - room) as u64;
+        ring.lost.bytes += (bytes.len() - room) as u64;
         drop(ring);
         if was_empty {
             self.shared.changed.notify_all();
@@ -164,7 +185,7 @@ mod tests {
         let mut writer = console.writer();
         let sent: Vec<u8> = (0..100_000u32).map(|i| i as u8).collect();
         sent.chunks(7).for_each(|c| writer.write_all(c).unwrap());
-        assert_eq!(console.finish(), 0);
+        assert_eq!(console.finish().bytes, 0);
         assert_eq!(*got.lock().unwrap(), sent);
     }
 
@@ -190,7 +211,7 @@ mod tests {
             writer.write_all(&vec![0; CAPACITY]).unwrap();
         }
         assert!(console.shared.lock().bytes.len() <= CAPACITY);
-        let lost = console.finish();
+        let lost = console.finish().bytes;
         assert!(lost >= 4 * CAPACITY as u64 - 4096, "{lost}");
         drop(hold);
     }
@@ -211,6 +232,8 @@ mod tests {
         let console = Console::start(Closed).unwrap();
         let mut writer = console.writer();
         writer.write_all(b"lost").unwrap();
-        assert_eq!(console.finish(), 4);
+        let lost = console.finish();
+        assert_eq!(lost.bytes, 4);
+        assert!(lost.to_string().contains("broken pipe"), "{lost}");
     }
 }

@@ -81,6 +81,7 @@ impl Control {
         let timeline = &self.shared.timeline;
         json!({
             "state": match self.shared.lifecycle.state() {
+                State::Starting => "starting",
                 State::Running => "running",
                 State::Paused => "paused",
                 State::Ending => "ending",

@@ -39,8 +39,17 @@ impl Socket {
     /// One line that names the flag.
     pub fn bind(path: &Path) -> Result<Self> {
         let failed = |e| Error::new(format!("--control {}: {e}", path.display()));
-        let is_socket = fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket());
-        if is_socket && UnixStream::connect(path).is_err() {
+        if let Ok(there) = fs::symlink_metadata(path) {
+            let why = match there.file_type().is_socket() {
+                false => "is there already and no socket; remove it or name another path",
+                true if UnixStream::connect(path).is_ok() => {
+                    "another machine listens there; name another path"
+                }
+                true => "",
+            };
+            if !why.is_empty() {
+                return Err(Error::new(format!("--control {}: {why}", path.display())));
+            }
             fs::remove_file(path).map_err(failed)?;
         }
         // SAFETY: umask has no memory effects. Between the two calls this thread makes
@@ -218,12 +227,13 @@ mod tests {
         drop(UnixListener::bind(&path).unwrap());
         let socket = Socket::bind(&path).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        assert!(Socket::bind(&path).is_err(), "somebody listens");
+        let error = Socket::bind(&path).unwrap_err().to_string();
+        assert!(error.contains("another machine"), "{error}");
         drop(socket);
         assert!(!path.exists());
         fs::write(&path, "precious").unwrap();
         let error = Socket::bind(&path).unwrap_err().to_string();
-        assert!(error.contains("--control") && error.contains("control:"), "{error}");
+        assert!(error.contains("--control") && error.contains("no socket"), "{error}");
         assert_eq!(fs::read(&path).unwrap(), b"precious");
     }
 }

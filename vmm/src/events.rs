@@ -12,26 +12,44 @@ use vmm_sys_util::timerfd::TimerFd;
 /// A subscriber of the loop.
 pub type Subscriber = Arc<dyn EventSubscriber>;
 
-/// Dispatches events until the machine has an ending.
-///
-/// # Errors
-/// Only what the kernel refuses at the start.
-pub fn run(lifecycle: &Lifecycle, subscribers: Vec<Subscriber>) -> Result<()> {
-    let failed = |e: event_manager::Error| Error::new(format!("cannot wait for events ({e})"));
-    let mut manager = EventManager::<Subscriber>::new().map_err(failed)?;
-    for subscriber in subscribers {
-        manager.add_subscriber(subscriber);
-    }
-    let ended = Arc::new(OnReadable { fd: lifecycle.ended.as_raw_fd() });
-    manager.add_subscriber(ended);
-    while lifecycle.ending().is_none() {
-        match manager.run() {
-            Ok(_) => {}
-            Err(event_manager::Error::Epoll(e)) if e.errno() == libc::EINTR => {}
-            Err(e) => return Err(failed(e)),
+/// The loop, with all that it waits for.
+pub struct Loop {
+    manager: EventManager<Subscriber>,
+    lifecycle: Arc<Lifecycle>,
+}
+
+impl Loop {
+    /// Waits for these, and for the machine's end.
+    ///
+    /// # Errors
+    /// A process without room for one more descriptor.
+    pub fn new(lifecycle: Arc<Lifecycle>, subscribers: Vec<Subscriber>) -> Result<Self> {
+        let mut manager = EventManager::<Subscriber>::new().map_err(failed)?;
+        for subscriber in subscribers {
+            manager.add_subscriber(subscriber);
         }
+        manager.add_subscriber(Arc::new(OnReadable { fd: lifecycle.ended.as_raw_fd() }));
+        Ok(Self { manager, lifecycle })
     }
-    Ok(())
+
+    /// Dispatches events until the machine has an ending.
+    ///
+    /// # Errors
+    /// None that is known: epoll refuses nothing that it has taken.
+    pub fn run(mut self) -> Result<()> {
+        while self.lifecycle.ending().is_none() {
+            match self.manager.run() {
+                Ok(_) => {}
+                Err(event_manager::Error::Epoll(e)) if e.errno() == libc::EINTR => {}
+                Err(e) => return Err(failed(e)),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn failed(e: event_manager::Error) -> Error {
+    Error::new(format!("cannot wait for events ({e})"))
 }
 
 /// Wakes the loop and nothing else.

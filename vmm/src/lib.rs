@@ -3,6 +3,8 @@
 //! [`machine`] builds and runs it; [`vcpu`] is the loop around KVM_RUN;
 //! [`timeline`] is the one source of the guest's time.
 
+#![warn(clippy::print_stderr)] // it panics where stderr takes nothing
+
 pub mod acpi;
 pub mod board;
 pub mod boot;
@@ -36,6 +38,7 @@ pub mod memory;
 pub mod monitor;
 pub mod msr_filter;
 pub mod operator;
+pub mod output_file;
 pub mod overlay;
 pub mod pause;
 pub mod pinning;

@@ -19,6 +19,8 @@ use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum State {
+    /// Wait for the machine's start. An AP may be inside KVM_RUN: it executes nothing.
+    Starting,
     /// Run the guest.
     Running,
     /// Stay out of the guest until told otherwise.
@@ -67,13 +69,13 @@ pub struct Lifecycle {
 }
 
 impl Lifecycle {
-    /// For this many vCPUs, paused: none enters the guest before all exist, for an
-    /// INIT or SIPI sent to one that does not exist yet is lost.
+    /// For this many vCPUs, before the start: the boot vCPU does not enter the guest
+    /// before all exist, for an INIT or SIPI sent to one that does not exist is lost.
     pub fn new(cpus: usize) -> Result<Self> {
         register_signal_handler(kick_signal(), on_kick)
             .map_err(|e| Error::new(format!("cannot handle the signal that stops vCPUs ({e})")))?;
         Ok(Self {
-            state: AtomicU8::new(State::Paused as u8),
+            state: AtomicU8::new(State::Starting as u8),
             threads: (0..cpus).map(|_| AtomicI32::new(0)).collect(),
             ending: Mutex::new(None),
             parked: Mutex::new(0),
@@ -86,8 +88,9 @@ impl Lifecycle {
     /// What vCPUs are to do now.
     pub fn state(&self) -> State {
         match self.state.load(Ordering::SeqCst) {
-            0 => State::Running,
-            1 => State::Paused,
+            0 => State::Starting,
+            1 => State::Running,
+            2 => State::Paused,
             _ => State::Ending,
         }
     }
@@ -137,23 +140,27 @@ impl Lifecycle {
         true
     }
 
-    /// Called by a vCPU thread that found the state not running: waits while
-    /// paused, and tells whether to go on.
+    fn stands(&self) -> bool {
+        matches!(self.state(), State::Starting | State::Paused)
+    }
+
+    /// Called by a vCPU thread that found the state not running: waits while the
+    /// machine stands, and tells whether to go on.
     pub fn park(&self) -> bool {
         let mut parked = self.parked.lock().unwrap_or_else(PoisonError::into_inner);
         *parked += 1;
         self.changed.notify_all();
-        while self.state() == State::Paused {
+        while self.stands() {
             parked = self.changed.wait(parked).unwrap_or_else(PoisonError::into_inner);
         }
         *parked -= 1;
         self.state() == State::Running
     }
 
-    /// For threads that serve the vCPUs: returns once the machine is not paused.
-    pub fn wait_while_paused(&self) {
+    /// For threads that serve the vCPUs: returns once the machine runs or ends.
+    pub fn wait_while_standing(&self) {
         let mut parked = self.parked.lock().unwrap_or_else(PoisonError::into_inner);
-        while self.state() == State::Paused {
+        while self.stands() {
             parked = self.changed.wait(parked).unwrap_or_else(PoisonError::into_inner);
         }
     }

@@ -10,7 +10,7 @@ use crate::control_socket::{Server, Socket};
 use crate::cpuid::Template;
 use crate::discipline::Discipline;
 use crate::ending::Ending;
-use crate::error::{Error, Result};
+use crate::error::{self, Error, Result};
 use crate::events::{self, Timeout};
 use crate::host;
 use crate::housekeeping::Housekeeping;
@@ -276,9 +276,10 @@ impl Machine {
         if options.clock_discipline == Switch::On {
             subscribers.push(Arc::new(Discipline::start(self.shared.clone())?));
         }
+        let events = events::Loop::new(lifecycle.clone(), subscribers)?;
         seccomp::enter(seccomp::Thread::Main);
         lifecycle.resume();
-        let waited = events::run(lifecycle, subscribers);
+        let waited = events.run();
         if let Err(e) = &waited {
             lifecycle.end(Ending::VmmFailure(e.to_string()));
         }
@@ -292,14 +293,14 @@ impl Machine {
         let ending = lifecycle
             .ending()
             .unwrap_or_else(|| Ending::VmmFailure("the machine ended without a reason".into()));
-        let dropped = self.console.finish();
+        let lost = self.console.finish();
         self.source.drain();
         drop(terminal);
-        if dropped > 0 {
-            log::warn!("{dropped} bytes of console output were dropped: stdout was not read");
+        if lost.bytes > 0 {
+            log::warn!("{lost}");
         }
         if options.boot_timer {
-            eprint!("{}", self.shared.marks.table());
+            error::tell(self.shared.marks.table());
         }
         if let Some(file) = self.stats_file {
             file.write(&self.shared, &ending)?;

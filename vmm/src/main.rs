@@ -1,13 +1,15 @@
 //! The `vmm` command: reads its arguments, runs a machine, and tells by its exit
 //! code how that ended. The guest's console is stdout's; our words are stderr's.
 
+#![warn(clippy::print_stderr)] // it panics where stderr takes nothing
+
 use std::io::Write;
 use std::process::exit;
 use vmm::cli::{self, Cli, Command, Refusal};
 use vmm::crash;
 use vmm::doctor;
 use vmm::ending::Ending;
-use vmm::error::Result;
+use vmm::error::{Result, tell};
 use vmm::machine::Machine;
 use vmm::marks::Marks;
 use vmm::signals;
@@ -30,7 +32,7 @@ fn main() {
         None => match run(&cli, marks) {
             Ok(ending) => {
                 if ending.is_failure() {
-                    eprintln!("vmm: {ending}");
+                    tell(format_args!("vmm: {ending}\n"));
                 } else {
                     log::info!("{ending}");
                 }
@@ -58,7 +60,7 @@ fn print_findings(json: bool) {
 }
 
 fn refuse(line: &str) -> ! {
-    eprintln!("vmm: {line}");
+    tell(format_args!("vmm: {line}\n"));
     exit(Ending::Refused(String::new()).code());
 }
 

@@ -6,6 +6,7 @@ use crate::layout::{HIGH_MEMORY, HOLE_END, HOLE_START};
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
 use std::io;
+use std::path::Path;
 use std::ptr;
 use vm_memory::mmap::MmapRegionError;
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion, GuestRegionMmap, MmapRegion};
@@ -137,12 +138,20 @@ fn no_memory(bytes: u64, backing: Backing, e: &dyn std::fmt::Display) -> Error {
         None => {
             format!("--memory: the host cannot map {mib} MiB for the guest ({e}); ask for less")
         }
-        Some(size) => format!(
-            "--hugepages: the host has no {} free huge pages of {size} ({e}); raise \
-             /sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages",
-            bytes.div_ceil(size.bytes()),
-            size.bytes() >> 10
-        ),
+        Some(size) => {
+            let pool = format!("/sys/kernel/mm/hugepages/hugepages-{}kB", size.bytes() >> 10);
+            match Path::new(&pool).is_dir() {
+                true => format!(
+                    "--hugepages: the host has too few free huge pages of {size}, {} are needed \
+                     ({e}); raise {pool}/nr_hugepages",
+                    bytes / size.bytes()
+                ),
+                false => format!(
+                    "--hugepages={size}: this host has no huge pages of that size ({pool} is not \
+                     there); choose the other size, or leave it out"
+                ),
+            }
+        }
     })
 }
 

@@ -66,11 +66,9 @@ const TIMERS: &[libc::c_long] =
 /// The main loop: its descriptors, and the control socket's clients.
 const MAIN: &[libc::c_long] = &[
     libc::SYS_accept4,
-    libc::SYS_epoll_create1,
     libc::SYS_epoll_ctl,
     libc::SYS_epoll_pwait,
     libc::SYS_epoll_wait,
-    libc::SYS_eventfd2,
     libc::SYS_read,
     libc::SYS_readv,
     libc::SYS_recvfrom,

@@ -1,6 +1,7 @@
 //! Where the guest's serial port leads: `--serial`.
 
-use crate::error::{Error, Result};
+use crate::error::{self, Error, Result};
+use crate::output_file;
 use crate::terminal;
 use std::ffi::CStr;
 use std::fs::File;
@@ -81,7 +82,8 @@ pub fn open(to: &SerialTo) -> Result<(Output, Source)> {
     Ok(match to {
         SerialTo::None => (Output(None), Source::default()),
         SerialTo::File(path) => {
-            let file = File::create(path).map_err(failed(format!("file={}", path.display())))?;
+            let file =
+                output_file::create(path).map_err(failed(format!("file={}", path.display())))?;
             (Output(Some(file)), Source::default())
         }
         SerialTo::Stdio => {
@@ -97,7 +99,7 @@ pub fn open(to: &SerialTo) -> Result<(Output, Source)> {
             let (ours, theirs, name) = pseudo_terminal().map_err(failed("pty".into()))?;
             let copy = || ours.try_clone().map_err(failed("pty".into()));
             let (reader, held) = (copy()?, copy()?);
-            eprintln!("vmm: the serial port is {name}");
+            error::tell(format_args!("vmm: the serial port is {name}\n"));
             let source =
                 Source { reader: Some(reader), operator: false, sides: Some((held, theirs)) };
             (Output(Some(ours)), source)

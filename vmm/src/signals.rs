@@ -31,11 +31,13 @@ extern "C" fn exit_now(number: libc::c_int) {
 }
 
 /// From here to [`Signals::block`], an ending signal exits at once with its code.
-/// A SIGHUP that is ignored, as under nohup, stays so.
+/// A SIGHUP that is ignored, as under nohup, stays so. A file that grows beyond the
+/// limit on sizes is an error of that write and ends nothing (SIGXFSZ).
 pub fn exit_at_once() {
     // SAFETY: `sigaction` is plain data, zeroed to the empty mask and no flags; the
-    // handler calls only what a handler may.
+    // handler calls only what a handler may. Ignoring a signal installs no code.
     unsafe {
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
         for signal in ENDING {
             let mut before: libc::sigaction = std::mem::zeroed();
             libc::sigaction(signal, ptr::null(), &raw mut before);

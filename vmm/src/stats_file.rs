@@ -7,6 +7,7 @@ use crate::housekeeping::Tally;
 use crate::hpet;
 use crate::machine::Shared;
 use crate::marks::Mark;
+use crate::output_file;
 use crate::stats::{self, Exits};
 use serde::Serialize;
 use std::fs::File;
@@ -48,7 +49,7 @@ impl StatsFile {
     /// # Errors
     /// One line that names it.
     pub fn open(path: &Path) -> Result<Self> {
-        let file = File::create(path).map_err(|e| failed(path, &e))?;
+        let file = output_file::create(path).map_err(|e| failed(path, &e))?;
         Ok(Self { path: path.to_owned(), file, host_kind: HostKind::detect() })
     }
 
@@ -75,7 +76,8 @@ impl StatsFile {
             hpet: hpet.as_ref().map(hpet::Meters::report),
             housekeeping: shared.housekeeping.tallies(),
         };
-        serde_json::to_writer_pretty(&self.file, &report).map_err(|e| failed(&self.path, &e))
+        serde_json::to_writer_pretty(&self.file, &report)
+            .map_err(|e| failed(&self.path, &format!("{e}, after this run: {ending}")))
     }
 }
 

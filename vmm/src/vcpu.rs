@@ -239,9 +239,10 @@ pub fn run(
 ) {
     let run: *mut kvm_run = vcpu.get_kvm_run();
     let seat = Seat::new(lifecycle, index, run);
-    // An AP executes nothing before its SIPI, for which it waits inside KVM_RUN:
-    // it need not wait for the machine's start first.
-    let mut inert = index != 0 && lifecycle.state() != State::Ending;
+    // An AP executes nothing before its SIPI, for which it waits inside KVM_RUN: it need
+    // not wait for the machine's start first. One that is later than that may find the
+    // machine paused already, and nobody who would kick it out again.
+    let mut inert = index != 0 && lifecycle.state() == State::Starting;
     if inert || lifecycle.state() == State::Running || lifecycle.park() {
         enters();
     }

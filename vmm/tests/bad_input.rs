@@ -94,6 +94,63 @@ fn wrong_machines() {
     refused(vmm().args(["--boot", "setup", "--kernel", &kernel, "--initrd"]).arg(&large), "large");
 }
 
+/// What is to be written is found not to be writable before the guest runs.
+#[test]
+fn wrong_places_for_what_we_write() {
+    if !common::kvm_or_skip("wrong_places_for_what_we_write") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let there = directory.path().display().to_string();
+    let precious = file(directory.path(), "precious", b"precious");
+    let nowhere = format!("{there}/no/file");
+    let long = format!("{there}/{}", "x".repeat(120));
+    let _listener = std::os::unix::net::UnixListener::bind(format!("{there}/busy")).unwrap();
+    let busy = format!("{there}/busy");
+    for (flag, prefix, path, names) in [
+        ("--stats", "", &nowhere, "No such file"),
+        ("--stats", "", &there, "directory"),
+        ("--stats", "", &"/dev/full".into(), "No space"),
+        ("--stats", "", &"/proc/version".into(), "Input/output"),
+        ("--control", "", &nowhere, "No such file"),
+        ("--control", "", &there, "no socket"),
+        ("--control", "", &precious, "no socket"),
+        ("--control", "", &busy, "another machine"),
+        ("--control", "", &"/proc/control".into(), "No such file"),
+        ("--control", "", &long, "shorter"),
+        ("--serial", "file=", &nowhere, "No such file"),
+        ("--serial", "file=", &there, "directory"),
+        ("--serial", "file=", &"/dev/full".into(), "No space"),
+        ("--serial", "file=", &"/proc/version".into(), "Input/output"),
+    ] {
+        let value = format!("{prefix}{path}");
+        let mut command = vmm();
+        command.arg("--kernel").arg(common::guest("guest-end")).args([flag, &value]);
+        refused(&mut command, &format!("{flag} {value}: "));
+        let said = run(&mut command, Duration::from_secs(20)).stderr;
+        assert!(said.contains(names), "{names}: {said}");
+    }
+    assert_eq!(std::fs::read(precious).unwrap(), b"precious");
+}
+
+/// A disk may still fill up meanwhile; then the line tells how the guest ended.
+#[test]
+fn a_disk_that_fills_up_during_the_run() {
+    if !common::kvm_or_skip("a_disk_that_fills_up_during_the_run") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let stats = directory.path().join("stats");
+    let mut command = Command::new("prlimit");
+    command.args(["--fsize=16", env!("CARGO_BIN_EXE_vmm"), "--kernel"]);
+    command.arg(common::guest("guest-end")).args(["--cmdline", "how=panic", "--stats"]);
+    let outcome = run(command.arg(&stats), Duration::from_secs(20));
+    assert_eq!(outcome.status, 35, "{outcome:?}");
+    assert_eq!(outcome.stderr.lines().count(), 1, "{outcome:?}");
+    assert!(outcome.stderr.contains("--stats "), "{outcome:?}");
+    assert!(outcome.stderr.contains("the guest's kernel panicked"), "{outcome:?}");
+}
+
 #[test]
 fn wrong_kernels() {
     if !common::kvm_or_skip("wrong_kernels") {

@@ -170,6 +170,17 @@ fn damaged_images_are_refused() {
     refused("a payload linked beyond 4 GiB", &bz(&image::gzip(&high)), "beyond 4 GiB");
     let high = image::elf(true, 1 << 30, &[Segment::load(1 << 30, code())]);
     refused("a payload linked beyond memory", &bz(&image::gzip(&high)), "--memory");
+    let lzo = [
+        b"\x89LZO\0\r\n\x1a\n".as_slice(),
+        &[0; 8 + 17 + 4], // versions, method, level; flags, mode, time, no name; checksum
+        &100_u32.to_be_bytes(), // unpacked
+        &7_u32.to_be_bytes(), // packed
+        &[0; 4],          // checksum
+        &[0x12, 0xaa, 0x40, 0xff, 0x11, 0, 0], // a literal, a copy from 2041 bytes back, the end
+        &[0; 4],
+        &100_u32.to_le_bytes(),
+    ];
+    refused("LZO that copies from before its start", &bz(&lzo.concat()), "damaged Lzo payload");
     let unknown = directory.path().join("unknown");
     std::fs::write(&unknown, bz(b"what is it?")).unwrap();
     let outcome = run(vmm().arg("-k").arg(unknown).args(["--boot", "payload"]), LIMIT);

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
 /// What the memory map leaves out: from the EBDA to 1 MiB.
 const NOT_RAM: u64 = 0x10_0000 - 0x9_fc00;
 const INITRD: u64 = 30 * MIB;
@@ -89,10 +90,19 @@ fn prefaulted_and_locked_memory_is_there_before_the_guest() {
     }
 }
 
-/// Number of free huge pages of 2 MiB that this process may use.
-fn free_huge_pages() -> u64 {
-    let path = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
-    std::fs::read_to_string(path).ok().and_then(|n| n.trim().parse().ok()).unwrap_or(0)
+/// Number of free huge pages of this size; `None` where the host knows no such size.
+fn free_huge_pages(size: u64) -> Option<u64> {
+    let path = format!("/sys/kernel/mm/hugepages/hugepages-{}kB/free_hugepages", size >> 10);
+    std::fs::read_to_string(path).ok().and_then(|n| n.trim().parse().ok())
+}
+
+/// One line, the documented code, before the guest.
+fn refused(command: &mut Command, names: &str) {
+    let outcome = run(command, LIMIT);
+    assert_eq!(outcome.status, 35, "{outcome:?}");
+    assert_eq!(outcome.stderr.lines().count(), 1, "{outcome:?}");
+    assert!(outcome.stderr.contains(names), "{names}: {outcome:?}");
+    assert_eq!(outcome.stdout, "", "{outcome:?}");
 }
 
 #[test]
@@ -100,24 +110,42 @@ fn huge_pages_are_used_or_missed_in_one_line() {
     if !kvm_or_skip("huge_pages_are_used_or_missed_in_one_line") {
         return;
     }
-    // Always more than there are.
-    let too_much = (free_huge_pages() + 16) * 2 * MIB;
-    let outcome = run(machine(too_much).arg("--hugepages"), LIMIT);
-    assert_eq!(outcome.status, 35, "{outcome:?}");
-    assert_eq!(outcome.stderr.lines().count(), 1, "{outcome:?}");
-    assert!(outcome.stderr.contains("nr_hugepages"), "{outcome:?}");
+    for (flag, size, name) in [("--hugepages=2M", 2 * MIB, "2M"), ("--hugepages=1G", GIB, "1G")] {
+        // Always more than there are.
+        let free = free_huge_pages(size);
+        let missed = if free.is_some() { "nr_hugepages" } else { "no huge pages of that size" };
+        refused(machine((free.unwrap_or(0) + 16) * size).arg(flag), missed);
+        refused(machine(257 * MIB).arg(flag), name);
 
-    let outcome = run(machine(257 * MIB).arg("--hugepages"), LIMIT);
-    assert_eq!(outcome.status, 35, "{outcome:?}");
-    assert!(outcome.stderr.contains("2M"), "{outcome:?}");
+        let memory = size.max(32 * MIB);
+        if free < Some(memory / size) {
+            println!("SKIPPED the half with huge pages of {name}: {free:?} are free");
+            continue;
+        }
+        let outcome = run(machine(memory).arg(flag), LIMIT);
+        assert_eq!(outcome.status, 0, "{outcome:?}");
+        assert_eq!(results(&outcome.stdout)[0]["ram"], memory - NOT_RAM);
+        println!("{name}: {memory} bytes of guest memory are on huge pages");
+    }
+}
 
-    if free_huge_pages() < 16 {
-        println!("SKIPPED the half with huge pages: this host has fewer than 16 free ones");
+/// A host whose processor or kernel knows no such pages: its sysfs does not list them.
+#[test]
+fn a_host_without_huge_pages_of_that_size_says_so() {
+    // SAFETY: geteuid has no precondition.
+    if unsafe { libc::geteuid() } != 0 {
+        println!("SKIPPED a_host_without_huge_pages_of_that_size_says_so: it takes root");
         return;
     }
-    let outcome = run(machine(32 * MIB).arg("--hugepages=2M"), LIMIT);
-    assert_eq!(outcome.status, 0, "{outcome:?}");
-    assert_eq!(results(&outcome.stdout)[0]["ram"], 32 * MIB - NOT_RAM);
+    if !kvm_or_skip("a_host_without_huge_pages_of_that_size_says_so") {
+        return;
+    }
+    let script = "mount -t tmpfs none /sys/kernel/mm/hugepages && exec \"$0\" \"$@\"";
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", script, env!("CARGO_BIN_EXE_vmm"), "--kernel"]);
+    // More than any host has.
+    command.arg(guest("guest-memory")).args(["--memory", "4096G", "--hugepages=1G"]);
+    refused(&mut command, "no huge pages of that size");
 }
 
 #[test]
@@ -129,8 +157,5 @@ fn a_limit_on_locked_memory_is_one_line() {
     let mut command = Command::new("setpriv");
     command.args(["--bounding-set", "-ipc_lock", "prlimit", "--memlock=1048576:1048576"]);
     command.arg(env!("CARGO_BIN_EXE_vmm")).arg("--kernel").arg(guest("guest-memory"));
-    let outcome = run(command.args(["--memory", "64M", "--mlock"]), LIMIT);
-    assert_eq!(outcome.status, 35, "{outcome:?}");
-    assert_eq!(outcome.stderr.lines().count(), 1, "{outcome:?}");
-    assert!(outcome.stderr.contains("ulimit -l"), "{outcome:?}");
+    refused(command.args(["--memory", "64M", "--mlock"]), "ulimit -l");
 }

@@ -4,14 +4,15 @@
 #![allow(clippy::unwrap_used)] // a failed unwrap is a failed test
 
 mod common;
+#[path = "common/control.rs"]
+mod control;
 
 use common::{guest, kvm_or_skip, results, vmm, wait};
+use control::Client;
 use serde_json::Value;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::io::Read;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(240);
 const CYCLES: u32 = 1000;
@@ -19,7 +20,7 @@ const CYCLES: u32 = 1000;
 /// A machine with a control socket.
 struct Machine {
     child: Child,
-    socket: BufReader<UnixStream>,
+    control: Client,
     _directory: tempfile::TempDir,
 }
 
@@ -31,22 +32,15 @@ impl Machine {
         command.arg("--kernel").arg(guest(guest_name)).args(["--cmdline", words]);
         command.args(arguments).arg("--control").arg(&path);
         let child = start(&mut command);
-        let socket = BufReader::new(connect(&path));
-        Self { child, socket, _directory: directory }
+        Self { child, control: Client::connect(&path), _directory: directory }
     }
 
-    /// The answer to a command; `None` when the machine has ended.
     fn ask(&mut self, command: &str) -> Option<Value> {
-        let line = format!("{{\"command\":\"{command}\"}}\n");
-        self.socket.get_mut().write_all(line.as_bytes()).ok()?;
-        let mut answer = String::new();
-        self.socket.read_line(&mut answer).ok().filter(|n| *n > 0)?;
-        let answer: Value = serde_json::from_str(&answer).unwrap();
-        Some(answer.get("ok").unwrap_or_else(|| panic!("{answer}")).clone())
+        self.control.ask(command)
     }
 
     fn reference(&mut self) -> Option<u64> {
-        self.ask("status")?["reference_100ns"].as_u64()
+        self.control.reference()
     }
 
     /// Whether the guest has enabled its page, and so is past its boot code.
@@ -66,19 +60,16 @@ impl Machine {
     }
 }
 
-fn start(command: &mut Command) -> Child {
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("the binary starts")
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // Fails where it has ended, as it should have.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }
 
-fn connect(path: &Path) -> UnixStream {
-    let deadline = Instant::now() + Duration::from_secs(30);
-    loop {
-        match UnixStream::connect(path) {
-            Ok(stream) => return stream,
-            Err(e) => assert!(Instant::now() < deadline, "{}: {e}", path.display()),
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
+fn start(command: &mut Command) -> Child {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("the binary starts")
 }
 
 /// Pauses and continues until the guest has ended; returns how often.
@@ -129,6 +120,26 @@ fn every_clock_is_monotonic_across_a_thousand_pauses() {
         hops += result["hops"].as_u64().unwrap();
     }
     println!("{cycles} pauses, {hops} readings of page, MSR and HPET by two vCPUs: 0 backward");
+}
+
+/// An AP's thread may be late: a pause that comes before it has ever entered the guest
+/// must not wait for it for ever, nor may it slip into the guest.
+#[test]
+fn a_pause_right_after_the_start_stops_every_vcpu() {
+    if !kvm_or_skip("a_pause_right_after_the_start_stops_every_vcpu") {
+        return;
+    }
+    for round in 0..30 {
+        let arguments = ["--cpus", "32", "--memory", "32M"];
+        let mut machine = Machine::start("guest-end", "how=halt", &arguments);
+        for command in ["pause", "resume", "pause"] {
+            let answer = machine.ask(command).unwrap_or_else(|| panic!("{round}: {command}"));
+            let state = if command == "pause" { "paused" } else { "running" };
+            assert_eq!(answer["state"], state, "{round}");
+        }
+        assert!(machine.ask("quit").is_some(), "{round}");
+        assert_eq!(wait(&mut machine.child, LIMIT), Some(0), "{round}");
+    }
 }
 
 /// Every armed timer fires, once, and not early, though the machine is paused again

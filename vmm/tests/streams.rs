@@ -1,6 +1,9 @@
-//! Standard input and output of every kind.
+//! Standard input and output of every kind. `BLOCKED_SECONDS=30` is the full length of
+//! a blocked standard output.
 
 mod common;
+#[path = "common/control.rs"]
+mod control;
 #[path = "common/pty.rs"]
 mod pty;
 
@@ -215,6 +218,90 @@ fn a_blocked_stdout_does_not_stop_the_guest() {
     child.stderr.take().expect("piped").read_to_string(&mut said).expect("text");
     assert!(said.contains("dropped"), "{said}");
     drop(unread);
+}
+
+#[test]
+fn guest_time_runs_on_while_stdout_is_blocked() {
+    if !kvm_or_skip("guest_time_runs_on_while_stdout_is_blocked") {
+        return;
+    }
+    let seconds = std::env::var("BLOCKED_SECONDS").ok().and_then(|s| s.parse().ok()).unwrap_or(5);
+    let blocked = Duration::from_secs(seconds);
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("control");
+    let mut command = machine("guest-console-flood", "");
+    command.arg("--hv-tsc-page").arg("--control").arg(&path);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("the binary starts");
+    let mut stdout = child.stdout.take().expect("piped");
+    // One page: the console thread is blocked at once, and all the time.
+    let capacity = {
+        use std::os::fd::AsRawFd;
+        // SAFETY: no memory is passed; the kernel rounds up to a page.
+        unsafe { libc::fcntl(stdout.as_raw_fd(), libc::F_SETPIPE_SZ, 4096) as u64 }
+    };
+    let mut client = control::Client::connect(&path);
+    let written = |client: &mut control::Client| {
+        let exits = client.ask("stats").expect("a running machine");
+        exits["reasons"]["port_write"]["count"].as_u64().expect("a count")
+    };
+    while written(&mut client) < 3 * capacity {}
+    let (began, reference) = (Instant::now(), client.reference().expect("a running machine"));
+    let mut before = written(&mut client);
+    for second in 1..=seconds {
+        std::thread::sleep(Duration::from_secs(second).saturating_sub(began.elapsed()));
+        // The main loop answers, and the guest has written more.
+        let after = written(&mut client);
+        assert!(after > before, "{after} writes after {second} s, {before} before");
+        before = after;
+    }
+    let passed = client.reference().expect("a running machine") - reference;
+    assert!(passed >= blocked.as_nanos() as u64 / 100, "{passed} × 100 ns of reference time");
+
+    // Read from now on; what waited is gone before the guest is told to stop.
+    let mut console = vec![0; (capacity + 4096) as usize];
+    stdout.read_exact(&mut console).expect("what waited");
+    let reader = std::thread::spawn(move || {
+        let _ = stdout.read_to_end(&mut console);
+        String::from_utf8_lossy(&console).into_owned()
+    });
+    let waiting = written(&mut client);
+    while written(&mut client) < waiting + 20_000 {}
+    child.stdin.take().expect("piped").write_all(b"x").expect("a pipe");
+    assert_eq!(wait(&mut child, LIMIT), Some(0));
+    let mut said = String::new();
+    child.stderr.take().expect("piped").read_to_string(&mut said).expect("text");
+    let console = reader.join().expect("the console");
+    let results = results(&console);
+    let told = results.last().unwrap_or_else(|| panic!("{}", tail(&console)));
+    println!("blocked for {seconds} s: {told}; {}", said.trim());
+
+    let number = |key: &str| told[key].as_u64().unwrap_or_else(|| panic!("{key}: {told}"));
+    let (page, cycles) = (number("elapsed_100ns"), number("elapsed_cycles"));
+    assert!(Duration::from_nanos(page * 100) >= blocked, "{told}");
+    assert_eq!(number("backward"), 0, "{told}");
+    // Between two readings of two clocks may lie whatever the host does to a vCPU.
+    let tsc = (u128::from(cycles) * 10_000_000 / u128::from(number("tsc_hz"))) as u64;
+    assert!(tsc.abs_diff(page) < 1_000_000, "TSC {tsc}, page {page} × 100 ns: {told}");
+    // No write waited for the reader: the host's own business is far below a second.
+    assert!(number("longest_100ns") < 10_000_000, "{told}");
+    let kept = (console.len() as u64).saturating_sub(200);
+    assert!(kept >= number("bytes") || said.contains("dropped"), "{kept}: {told}, {said}");
+}
+
+#[test]
+fn a_stderr_that_takes_nothing_changes_no_exit_code() {
+    let full = || File::options().write(true).open("/dev/full").expect("a device");
+    let mut refused = vmm();
+    let status = refused.args(["--kernel", "/no/such/kernel"]).stderr(full()).status();
+    assert_eq!(status.expect("the binary starts").code(), Some(35));
+    if !kvm_or_skip("a_stderr_that_takes_nothing_changes_no_exit_code") {
+        return;
+    }
+    let mut faulting = machine("guest-end", "how=triple-fault");
+    faulting.args(["-vvv", "--boot-timer", "--serial", "pty"]).stdin(Stdio::null());
+    let status = faulting.stderr(full()).status();
+    assert_eq!(status.expect("the binary starts").code(), Some(33));
 }
 
 #[test]

@@ -10,6 +10,7 @@ use std::process::{Child, Command};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(20);
+const PANICS: &str = "VMM_TERMINAL_TEST_PANICS";
 
 fn machine(guest_name: &str, cmdline: &str) -> Command {
     let mut command = vmm();
@@ -45,16 +46,97 @@ fn the_terminal_is_given_back_on_every_way_out() {
     for number in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT] {
         given_back("a signal", 128 + number, |_, child| signal(child, number));
     }
-    given_back("a fault of ours", 38, |_, child| signal(child, libc::SIGSEGV));
+    for number in [libc::SIGSEGV, libc::SIGBUS, libc::SIGABRT, libc::SIGSYS] {
+        given_back("a fault of ours", 38, |_, child| signal(child, number));
+    }
+}
+
+/// The panicking half: does nothing unless the test below runs it.
+#[test]
+fn panicking_half() {
+    if std::env::var_os(PANICS).is_none() {
+        return;
+    }
+    vmm::crash::prepare();
+    let _taken = vmm::terminal::Taken::now();
+    println!("taken");
+    let mut byte = [0];
+    let _ = std::io::Read::read(&mut std::io::stdin(), &mut byte);
+    let _ = std::thread::spawn(|| panic!("on purpose")).join();
+}
+
+/// What the binary does at a panic, in a process that has one: nothing from outside
+/// makes the binary panic.
+#[test]
+fn a_panic_of_any_thread_gives_the_terminal_back() {
+    let pty = Pty::new();
+    let before = pty.modes();
+    let myself = std::env::current_exe().expect("path of the test");
+    let mut command = Command::new(myself);
+    command.args(["--exact", "panicking_half", "--nocapture"]).env(PANICS, "1");
+    let mut child = pty.spawn(&mut command);
+    let taken = pty.expect(0, "taken");
+    assert!(pty.is_raw());
+    pty.type_in(b"x");
+    pty.expect(taken, "on purpose");
+    assert_eq!(wait(&mut child, LIMIT), Some(38), "{}", pty.text());
+    assert_eq!(pty.modes(), before);
 }
 
 #[test]
 fn what_never_starts_never_touches_the_terminal() {
-    let pty = Pty::new();
-    let before = pty.modes();
-    let mut child = pty.spawn(vmm().args(["--kernel", "/no/such/kernel"]));
-    assert_eq!(wait(&mut child, LIMIT), Some(35));
-    assert_eq!(pty.modes(), before);
+    let directory = tempfile::tempdir().expect("a directory");
+    let text = directory.path().join("text");
+    std::fs::write(&text, [b'x'; 10_000]).expect("a file");
+    let cut = directory.path().join("cut");
+    let whole = std::fs::read(guest("guest-end")).expect("a guest");
+    std::fs::write(&cut, &whole[..whole.len() / 8]).expect("a file");
+    for kernel in ["/no/such/kernel".as_ref(), text.as_path(), cut.as_path()] {
+        let pty = Pty::new();
+        let before = pty.modes();
+        let mut child = pty.spawn(vmm().arg("--kernel").arg(kernel));
+        let code = wait(&mut child, LIMIT);
+        assert_eq!(code, Some(35), "{}: {}", kernel.display(), pty.text());
+        assert_eq!(pty.modes(), before);
+    }
+}
+
+/// Every step of the start that needs a descriptor fails in turn, those too that come
+/// after the terminal was taken.
+#[test]
+fn a_start_that_fails_anywhere_gives_the_terminal_back() {
+    if !kvm_or_skip("a_start_that_fails_anywhere_gives_the_terminal_back") {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let control = directory.path().join("control");
+    let mut refused = 0;
+    for descriptors in 4.. {
+        let pty = Pty::new();
+        let before = pty.modes();
+        let limited = machine("guest-end", "how=power-off");
+        let mut command = Command::new("prlimit");
+        command.arg(format!("--nofile={descriptors}")).arg(limited.get_program());
+        command.args(limited.get_args()).args(["--timeout", "60", "--hv-stimer"]);
+        let mut child = pty.spawn(command.arg("--control").arg(&control));
+        let code = wait(&mut child, LIMIT);
+        assert_eq!(pty.modes(), before, "with {descriptors} descriptors");
+        match code {
+            Some(0) => break,
+            Some(35) => {
+                pty.expect(0, "\r\n");
+                let said = pty.text();
+                assert!(said.starts_with("vmm: "), "{descriptors}: {said}");
+                assert_eq!(said.lines().count(), 1, "{descriptors}: {said}");
+            }
+            // The loader of shared libraries needs one too.
+            Some(127) => continue,
+            _ => panic!("{descriptors} descriptors: {code:?}: {}", pty.text()),
+        }
+        refused += 1;
+    }
+    println!("{refused} limits on descriptors refused in one line each");
+    assert!(refused > 10, "{refused}");
 }
 
 #[test]

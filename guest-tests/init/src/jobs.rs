@@ -3,7 +3,8 @@
 //! is quoted as the kernel requires: `run="exec:/bin/sh:-c:ls /"`.
 
 use crate::{
-    clock_cost, clocksource, contend, dmesg, kvm_probe, lab, power, report, run, sleep_test, ticks,
+    clock_cost, clocksource, contend, dmesg, kvm_probe, lab, memory, power, report, run,
+    sleep_test, ticks,
 };
 
 /// One job: its name and its arguments, in order.
@@ -52,6 +53,7 @@ pub fn run(job: &Job) -> Result<(), String> {
         "clocksource" => clocksource::run(arguments),
         "contend" => contend::run(arguments),
         "dmesg" => dmesg::run(arguments),
+        "memory" => memory::run(arguments),
         "sleep-test" => sleep_test::run(arguments),
         "ticks" => ticks::run(arguments),
         "exec" => run::program(arguments),

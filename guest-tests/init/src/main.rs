@@ -13,6 +13,7 @@ mod jobs;
 mod kvm_probe;
 mod lab;
 mod marks;
+mod memory;
 mod power;
 mod report;
 mod run;

@@ -1,6 +1,6 @@
 //! Boots one ELF64 guest under the bare loop: `bare-loop --kernel target/release/guest-clock-cost`.
-//! Ends with `vmm`'s exit status: 0 power-off, 32 reboot, 33 triple fault, 35 bad input, 37 KVM
-//! gave up.
+//! Ends with `vmm`'s exit status: 0 power-off, 33 triple fault, 35 bad input, 37 KVM gave up, 40 reset
+//! by the keyboard controller.
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -55,7 +55,7 @@ fn main() -> ExitCode {
     }
     match run.end {
         BareEnd::PowerOff => ExitCode::from(0),
-        BareEnd::Reboot => ExitCode::from(32),
+        BareEnd::Reboot => ExitCode::from(40),
         BareEnd::Shutdown => ExitCode::from(33),
         BareEnd::Broken(why) => {
             complain(&why);

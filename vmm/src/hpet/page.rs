@@ -134,9 +134,9 @@ impl Page {
             };
             match lifecycle.state() {
                 State::Running => {}
-                State::Paused => {
+                State::Starting | State::Paused => {
                     drop(writer);
-                    lifecycle.wait_while_paused();
+                    lifecycle.wait_while_standing();
                     writer = self.lock();
                     continue;
                 }
