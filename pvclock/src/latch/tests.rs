@@ -116,6 +116,11 @@ mod concrete {
 /// All interleavings and weak-memory outcomes, within the bounds that each test
 /// states. The protocol is the same for any number of words; two can be torn apart and
 /// keep the number of outcomes small.
+///
+/// One reader against an update is tried without bounds, and so are all readers: they
+/// store nothing (`Line::sample` loads and fences), so what one does changes nothing for
+/// the writer or for another reader, and each of two sees what it could see alone. That
+/// both at once are right is tried within a bound all the same.
 #[cfg(loom)]
 mod loom_model {
     use super::*;
@@ -155,6 +160,11 @@ mod loom_model {
         model(None, 1, 1, 1);
     }
 
+    #[test]
+    fn loom_one_reader_reads_in_order() {
+        model(None, 1, 2, 1);
+    }
+
     // More threads or updates have too many interleavings to visit each. These try
     // all with at most so many preemptions, beside the switches at a thread's end.
 
@@ -164,13 +174,8 @@ mod loom_model {
     }
 
     #[test]
-    fn loom_one_reader_reads_in_order() {
-        model(Some(3), 1, 2, 1);
-    }
-
-    #[test]
     fn loom_two_readers_across_one_update() {
-        model(Some(2), 2, 1, 1);
+        model(Some(3), 2, 1, 1);
     }
 
     #[test]
