@@ -12,7 +12,7 @@ use control::Client;
 use serde_json::Value;
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(240);
 const CYCLES: u32 = 1000;
@@ -140,6 +140,41 @@ fn a_pause_right_after_the_start_stops_every_vcpu() {
         assert!(machine.ask("quit").is_some(), "{round}");
         assert_eq!(wait(&mut machine.child, LIMIT), Some(0), "{round}");
     }
+}
+
+/// Whatever was asked of a machine while its vCPUs came up, a signal ends it.
+#[test]
+fn random_acts_and_then_a_signal_leave_no_machine_behind() {
+    if !kvm_or_skip("random_acts_and_then_a_signal_leave_no_machine_behind") {
+        return;
+    }
+    const ACTS: [&str; 5] = ["pause", "resume", "status", "stats", "republish"];
+    const TIMERS: [&str; 5] = ["--hv-stimer", "--hpet", "page", "--lapic-timer", "offload"];
+    let mut random = 0x2545_f491_4f6c_dd1d_u64;
+    let mut below = |n: u64| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random % n
+    };
+    let mut slowest = Duration::ZERO;
+    for round in 0..60 {
+        let words = ["how=halt cpus=8", "how=spin cpus=8"][below(2) as usize];
+        let arguments = [&["--cpus", "8"], &TIMERS[..5 * below(2) as usize]].concat();
+        let mut machine = Machine::start("guest-end", words, &arguments);
+        for _ in 0..below(6) {
+            let act = ACTS[below(5) as usize];
+            assert!(machine.ask(act).is_some(), "{round}: {act}");
+            // These pauses are the experiment, not a wait.
+            std::thread::sleep(Duration::from_micros(below(30_000)));
+        }
+        let (number, sent) = ([libc::SIGTERM, libc::SIGINT][below(2) as usize], Instant::now());
+        signal(&machine, number);
+        let code = wait(&mut machine.child, Duration::from_secs(20));
+        assert_eq!(code, Some(128 + number), "{round}: {words} {arguments:?}");
+        slowest = slowest.max(sent.elapsed());
+    }
+    println!("60 machines of 8 vCPUs: the slowest end took {slowest:?}");
 }
 
 /// Every armed timer fires, once, and not early, though the machine is paused again
