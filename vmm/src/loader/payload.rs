@@ -4,10 +4,12 @@
 //! anyway), appends the unpacked size as 4 bytes. That size bounds the work, and
 //! the result must have it exactly.
 
-use std::io::{Cursor, Read};
+use std::io::{BufRead, BufReader, Cursor, Read};
 
 /// Memory for a decoder's dictionary or window, in KiB.
 const DICTIONARY_KIB: u32 = 256 << 10;
+/// Bytes that a decoder without a buffer of its own gives at once.
+const PIECE: usize = 64 << 10;
 /// Largest block of lzop, as Linux's own unpacker takes them.
 const LZO_BLOCK: usize = 256 << 10;
 
@@ -68,7 +70,7 @@ pub(super) struct Unpacked<'a> {
     /// How far it has been read.
     position: u64,
     head: Vec<u8>,
-    reader: Box<dyn Read + 'a>,
+    reader: Box<dyn BufRead + 'a>,
 }
 
 impl<'a> Unpacked<'a> {
@@ -79,15 +81,15 @@ impl<'a> Unpacked<'a> {
         size: u64,
     ) -> Result<Self, String> {
         let failed = |e: &dyn std::fmt::Display| damaged(format, e);
-        let mut reader: Box<dyn Read + 'a> = match format {
-            Format::Gzip => Box::new(flate2::read::GzDecoder::new(packed)),
-            Format::Bzip2 => Box::new(bzip2::read::BzDecoder::new(packed)),
-            Format::Lzma => Box::new(
+        let mut reader: Box<dyn BufRead + 'a> = match format {
+            Format::Gzip => buffered(flate2::read::GzDecoder::new(packed)),
+            Format::Bzip2 => buffered(bzip2::read::BzDecoder::new(packed)),
+            Format::Lzma => buffered(
                 lzma_rust2::LzmaReader::new_mem_limit(packed, DICTIONARY_KIB, None)
                     .map_err(|e| failed(&e))?,
             ),
             Format::Xz => {
-                Box::new(lzma_rust2::XzReader::new_mem_limit(packed, false, DICTIONARY_KIB))
+                buffered(lzma_rust2::XzReader::new_mem_limit(packed, false, DICTIONARY_KIB))
             }
             Format::Lzo => {
                 let mut whole = Vec::new();
@@ -96,7 +98,7 @@ impl<'a> Unpacked<'a> {
             }
             Format::Lz4 => Box::new(lz4_flex::frame::FrameDecoder::new(packed)),
             Format::Zstd => {
-                Box::new(ruzstd::decoding::StreamingDecoder::new(packed).map_err(|e| failed(&e))?)
+                buffered(ruzstd::decoding::StreamingDecoder::new(packed).map_err(|e| failed(&e))?)
             }
         };
         let mut head = Vec::new();
@@ -140,15 +142,16 @@ impl<'a> Unpacked<'a> {
         length: u64,
         mut put: impl FnMut(u64, &[u8]) -> Result<(), String>,
     ) -> Result<(), String> {
-        let mut piece = [0; 64 << 10];
         let mut done = 0;
         while done < length {
-            let most = (length - done).min(piece.len() as u64) as usize;
-            match self.reader.read(&mut piece[..most]) {
-                Ok(0) => return Err(damaged(self.format, &"it is shorter than it says")),
-                Ok(n) => {
-                    put(done, &piece[..n])?;
-                    done += n as u64;
+            match self.reader.fill_buf() {
+                Ok([]) => return Err(damaged(self.format, &"it is shorter than it says")),
+                Ok(bytes) => {
+                    let used =
+                        bytes.len().min(usize::try_from(length - done).unwrap_or(usize::MAX));
+                    put(done, &bytes[..used])?;
+                    self.reader.consume(used);
+                    done += used as u64;
                 }
                 Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(e) => return Err(damaged(self.format, &e)),
@@ -157,6 +160,10 @@ impl<'a> Unpacked<'a> {
         self.position += length;
         Ok(())
     }
+}
+
+fn buffered<'a>(decoder: impl Read + 'a) -> Box<dyn BufRead + 'a> {
+    Box::new(BufReader::with_capacity(PIECE, decoder))
 }
 
 fn damaged(format: Format, what: &dyn std::fmt::Display) -> String {
