@@ -49,7 +49,8 @@ pub struct Lab {
     pub memory_mib: u32,
     /// Whether the machine's clocks count its instructions, 1 ns each, and skip
     /// what it idles, instead of following this host's: then a time measured in it
-    /// does not depend on what else runs here.
+    /// does not depend on what else runs here. Guests of four vCPUs and more have
+    /// been seen to spin for ever in it.
     pub virtual_time: bool,
     /// Whether KVM shadows guests' page tables instead of nesting them: what 32-bit
     /// guests with PAE need, see [`SHADOW_PAGING`].

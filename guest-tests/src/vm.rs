@@ -59,8 +59,6 @@ pub struct Vm {
     pub timeout: Duration,
     /// Whether it runs in the lab.
     pub in_lab: bool,
-    /// Whether the lab's clocks then count instructions: see [`Lab::virtual_time`].
-    pub virtual_time: bool,
     /// Whether the lab's KVM shadows page tables: see [`Lab::shadow_paging`].
     pub shadow_paging: bool,
 }
@@ -197,7 +195,6 @@ impl Vm {
         let mut lab = Lab::new(format!("vmm {} --stats out/stats.json", quoted.join(" ")));
         lab.files.clone_from(&self.files);
         lab.timeout = self.timeout + LAB_BOOT;
-        lab.virtual_time = self.virtual_time;
         lab.shadow_paging = self.shadow_paging;
         let output = lab.run()?;
         let stats = output

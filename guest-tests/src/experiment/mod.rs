@@ -46,7 +46,6 @@ impl Common {
             files: vec![(program.to_owned(), crate::vm::sibling(program)?)],
             timeout: Duration::from_secs(120),
             in_lab: self.lab.in_lab(Guest::Bare),
-            virtual_time: false,
             shadow_paging: false,
         })
     }
@@ -84,7 +83,6 @@ impl Common {
             files: files.to_vec(),
             timeout: Duration::from_secs(300),
             in_lab: self.lab.in_lab(Guest::Linux),
-            virtual_time: false,
             shadow_paging: false,
         }
     }
