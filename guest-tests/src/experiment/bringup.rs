@@ -1,5 +1,5 @@
-//! `clocklab bringup`: how long the kernel takes to bring its other CPUs up (SEEDS:
-//! parallel CPU bring-up, 2021).
+//! `clocklab bringup`: how long the kernel takes to bring its other CPUs up. The
+//! document is the kernel's patch thread on parallel CPU bring-up, 2021.
 //!
 //! The AP phase runs from the kernel's "Bringing up secondary CPUs" to its "Brought
 //! up", by the times of its own log; cycles are those of the guest's TSC.

@@ -1,5 +1,5 @@
-//! `clocklab clock-cost`: what one read of each clock costs (SEEDS: Hyper-V sched
-//! clock on 32-bit guests, 2019).
+//! `clocklab clock-cost`: what one read of each clock costs. The document is
+//! the kernel's patch thread on a Hyper-V sched clock for 32-bit guests, 2019.
 //!
 //! Kernel method: ordered RDTSC, 1000 × read, ordered RDTSC, divide; user method:
 //! RDTSC, COUNT × clock_gettime(CLOCK_REALTIME), RDTSC, divide.

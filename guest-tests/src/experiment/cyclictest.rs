@@ -1,5 +1,5 @@
 //! `clocklab cyclictest`: the real cyclictest in a stock Linux guest, by who serves
-//! its timers (SEEDS: housekeeping CPUs and cyclictest, 2019).
+//! its timers. The document is the kernel's patch thread on housekeeping CPUs, 2019.
 
 use super::Common;
 use crate::host::{Kind, label};

@@ -1,5 +1,6 @@
-//! `clocklab hpet-contention`: every vCPU reads the one HPET at once (SEEDS: HPET
-//! counter read contention, 2016), and what a workload loses that reads it.
+//! `clocklab hpet-contention`: every vCPU reads the one HPET at once, and what a
+//! workload loses that reads it. The document is the kernel's patch thread on HPET counter
+//! read contention, 2016.
 //!
 //! The document's machines queue for the device; here a read is an exit, or a read
 //! of a page. The workload is a fixed computation before each read, calibrated so

@@ -1,6 +1,6 @@
 //! `clocklab nmi-storm`: page and counter read from an NMI handler, while the code
-//! that it interrupts reads them too and the page is republished (SEEDS:
-//! sched_clock that is safe from NMI, 2015).
+//! that it interrupts reads them too and the page is republished. The
+//! document is the kernel's patch thread on a sched_clock that is safe from NMI, 2015.
 
 use super::{Common, driven};
 use crate::control::{Begin, Driven};

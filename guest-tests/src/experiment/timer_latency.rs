@@ -1,5 +1,5 @@
 //! `clocklab timer-latency`: how late a timer's handler runs, by who serves the
-//! timer (SEEDS: housekeeping CPUs and cyclictest, 2019).
+//! timer. The document is the kernel's patch thread on housekeeping CPUs, 2019.
 //!
 //! A bare-metal guest arms one deadline after the other and compares the TSC at the
 //! first instruction of the handler with the deadline.

@@ -40,6 +40,12 @@ impl Lead {
     /// Where wake-ups are later than this, spinning does not pay.
     const MOST_10NS: u64 = 50_000;
 
+    /// How long before a deadline the thread wakes to poll for `poll_10ns`; without
+    /// polling it sleeps until the deadline.
+    fn ahead(&self, poll_10ns: u64) -> u64 {
+        if poll_10ns == 0 { 0 } else { poll_10ns.saturating_add(self.now_10ns) }
+    }
+
     fn learn(&mut self, late_10ns: u64) {
         self.now_10ns = if late_10ns > self.now_10ns {
             (self.now_10ns + 15 * Self::STEP_10NS).min(Self::MOST_10NS)
@@ -150,7 +156,7 @@ impl Desk {
             });
             unmoved = if now == last { unmoved + 1 } else { 0 };
             last = now;
-            let ahead = poll.saturating_add(lead.now_10ns);
+            let ahead = lead.ahead(poll);
             let near = self.deadlines.earliest().saturating_sub(ahead) <= now;
             if unmoved < STANDING && (near || now < linger_until) {
                 std::hint::spin_loop();
@@ -189,5 +195,12 @@ mod tests {
         assert_eq!(lead.now_10ns, Lead::MOST_10NS);
         (0..1_000).for_each(|_| lead.learn(0));
         assert_eq!(lead.now_10ns, 0);
+    }
+
+    #[test]
+    fn a_thread_that_does_not_poll_sleeps_until_the_deadline() {
+        let lead = Lead::default();
+        assert_eq!(lead.ahead(0), 0);
+        assert_eq!(lead.ahead(5_000), 5_000 + lead.now_10ns);
     }
 }
