@@ -150,7 +150,8 @@ impl Desk {
             });
             unmoved = if now == last { unmoved + 1 } else { 0 };
             last = now;
-            let ahead = poll.saturating_add(lead.now_10ns);
+            // Who does not poll does not wake sooner either.
+            let ahead = if poll > 0 { poll.saturating_add(lead.now_10ns) } else { 0 };
             let near = self.deadlines.earliest().saturating_sub(ahead) <= now;
             if unmoved < STANDING && (near || now < linger_until) {
                 std::hint::spin_loop();
