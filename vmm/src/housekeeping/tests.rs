@@ -49,12 +49,16 @@ fn by_default_threads_keep_off_vcpus_and_cpus_set_apart() {
     assert_eq!(cpus(None, &full, &all).unwrap(), "0-7", "beside vCPUs rather than nowhere");
 }
 
-/// A clock that follows the host's.
-struct HostClock(Instant);
+/// A clock that follows the host's and counts its readings.
+struct HostClock {
+    start: Instant,
+    readings: AtomicU64,
+}
 
 impl Clock for HostClock {
     fn now_10ns(&self) -> u64 {
-        (self.0.elapsed().as_nanos() / 10) as u64
+        self.readings.fetch_add(1, Ordering::Relaxed);
+        (self.start.elapsed().as_nanos() / 10) as u64
     }
 }
 
@@ -74,7 +78,7 @@ fn alarm(
     cpus: &CpuList,
     poll: Duration,
 ) -> (Housekeeping, Slot, Arc<HostClock>, mpsc::Receiver<u64>) {
-    let clock = Arc::new(HostClock(Instant::now()));
+    let clock = Arc::new(HostClock { start: Instant::now(), readings: AtomicU64::new(0) });
     let (calls, called) = mpsc::channel();
     let alarm = Arc::new(Alarm { clock: clock.clone(), calls: Mutex::new(calls) });
     let host = HostCpus::read().unwrap();
@@ -106,6 +110,20 @@ fn an_earlier_deadline_is_not_slept_over_and_none_is_early() {
         drop(housekeeping);
         assert!(called.try_recv().is_err(), "a cancelled deadline, or one served twice");
     }
+}
+
+#[test]
+fn who_does_not_poll_does_not_spin_however_near_the_deadlines_are() {
+    let cpus = crate::pinning::allowed_cpus();
+    let (_housekeeping, slot, clock, called) = alarm(&cpus, Duration::ZERO);
+    const DEADLINES: u64 = 200;
+    for _ in 0..DEADLINES {
+        slot.publish(Some(clock.now_10ns() + 9_000));
+        called.recv_timeout(LONG).unwrap();
+    }
+    // Two each are the test's own; some for each sleep; thousands for 90 µs of spinning.
+    let readings = clock.readings.load(Ordering::Relaxed);
+    assert!(readings <= 50 * DEADLINES, "{readings} readings for {DEADLINES} deadlines");
 }
 
 #[test]
