@@ -108,12 +108,13 @@ impl Report {
             let json = serde_json::to_string_pretty(self).map_err(|e| e.to_string())?;
             write("--json", path, &(json + "\n"))?;
         }
+        if let Some(path) = &outputs.html {
+            write("--html", path, &html::page(self)?)?;
+        }
+        // Last: what can be written is, also where there is no plot.
         if let Some(path) = &outputs.svg {
             let plot = self.plot.as_ref().ok_or("--svg: this experiment draws no plot")?;
             write("--svg", path, &plot.to_svg()?)?;
-        }
-        if let Some(path) = &outputs.html {
-            write("--html", path, &html::page(self)?)?;
         }
         Ok(())
     }

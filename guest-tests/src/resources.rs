@@ -57,7 +57,7 @@ fn run(
     arguments: &[String],
 ) -> Result<PathBuf, ResourceError> {
     let first = arguments.first().map_or("", String::as_str);
-    let what = format!("resources/{script} {first}");
+    let what = format!("resources/{script} {first}").trim_end().to_owned();
     progress.next(&what);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../resources").join(script);
     let failed = |e| ResourceError::Start(path.display().to_string(), e);

@@ -1,4 +1,4 @@
-//! The machine: the only crate with unsafe code and KVM.
+//! The machine: the only crate of the VMM with unsafe code and KVM.
 //!
 //! [`machine`] builds and runs it; [`vcpu`] is the loop around KVM_RUN;
 //! [`timeline`] is the one source of the guest's time.

@@ -16,6 +16,11 @@
 //! | `guest-hpet-conformance` | is the HPET what its specification says? | `failed`; every `pass` |
 //! | `guest-smp` | do all vCPUs come up, with ids of their own? | `duplicate_ids`, `cpuid_mismatches` |
 //! | `guest-tsc-write` | does the clock survive a guest that writes its TSC? | `msr_behind`, `page_behind` |
+//! | `guest-hpet-ticks` | how many interrupts do periodic timers bring? | |
+//! | `guest-drift` | what does each clock say at a moment that the VMM notes? | |
+//! | `guest-memory` | what memory and initial RAM disk does it find? | |
+//! | `guest-console-flood` | does a full console hold a vCPU up? | |
+//! | `guest-echo` | what comes in at the console? | |
 //! | `guest-flood` | does the VMM survive random accesses? | it ends |
 //! | `guest-end` | what is the VMM's exit status? | |
 //!
