@@ -111,8 +111,8 @@ pub struct RunOptions {
     /// vCPUs' own CPUs: VCPU=CPU,… or a list, used in order
     #[arg(long, value_name = "CPUS")]
     pub pin: Option<Pinning>,
-    /// SCHED_FIFO priority of vCPU and timer threads
-    #[arg(long, value_name = "1-99", allow_negative_numbers = true, value_parser = clap::value_parser!(u8).range(1..=99))]
+    /// SCHED_FIFO priority of vCPU threads; timer threads have one more
+    #[arg(long, value_name = "1-98", allow_negative_numbers = true, value_parser = clap::value_parser!(u8).range(1..=98))]
     pub rt_prio: Option<u8>,
     /// Microseconds that housekeeping spins before a deadline
     #[arg(long, value_name = "US", default_value_t = 0, allow_negative_numbers = true,
