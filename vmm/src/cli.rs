@@ -111,8 +111,8 @@ pub struct RunOptions {
     /// vCPUs' own CPUs: VCPU=CPU,… or a list, used in order
     #[arg(long, value_name = "CPUS")]
     pub pin: Option<Pinning>,
-    /// SCHED_FIFO priority of vCPU and timer threads
-    #[arg(long, value_name = "1-99", allow_negative_numbers = true, value_parser = clap::value_parser!(u8).range(1..=99))]
+    /// SCHED_FIFO priority of vCPU threads; timer threads have one more
+    #[arg(long, value_name = "1-98", allow_negative_numbers = true, value_parser = clap::value_parser!(u8).range(1..=98))]
     pub rt_prio: Option<u8>,
     /// Microseconds that housekeeping spins before a deadline
     #[arg(long, value_name = "US", default_value_t = 0, allow_negative_numbers = true,
@@ -256,13 +256,13 @@ fn memory_size(text: &str) -> std::result::Result<u64, String> {
     number.checked_mul(1 << shift).ok_or_else(|| "no machine has that much memory".into())
 }
 
-/// Reads a duration above zero.
+/// Reads a duration above zero that a timer of the host takes.
 fn seconds(text: &str) -> std::result::Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| "write a number of seconds")?;
     Duration::try_from_secs_f64(seconds)
         .ok()
-        .filter(|d| !d.is_zero())
-        .ok_or_else(|| "write a number of seconds above 0".into())
+        .filter(|d| !d.is_zero() && i64::try_from(d.as_secs()).is_ok())
+        .ok_or_else(|| "write a number of seconds above 0 and below 2^63".into())
 }
 
 /// Reads the command line.
@@ -355,6 +355,7 @@ mod tests {
             vec!["vmm", "--memory", "99999999999G"],
             vec!["vmm", "--no-such-flag"],
             vec!["vmm", "--timeout", "0"],
+            vec!["vmm", "--timeout", "1e19"],
             vec!["vmm", "--hv-impl", "magic"],
             vec!["vmm", "--hpet-timers", "2"],
             vec!["vmm", "--hpet-timers", "33"],

@@ -92,8 +92,8 @@ impl Place {
         if let Some(priority) = self.rt_priority {
             set_fifo(priority).map_err(|e| {
                 Error::new(format!(
-                    "--rt-prio {priority}: no real-time scheduling for this user ({e}); give it \
-                     CAP_SYS_NICE or a higher RLIMIT_RTPRIO"
+                    "--rt-prio: no real-time scheduling of priority {priority} for this user ({e}); \
+                     give it CAP_SYS_NICE or a higher RLIMIT_RTPRIO"
                 ))
             })?;
         }

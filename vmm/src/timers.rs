@@ -52,8 +52,20 @@ impl TimerPlan {
             housekeeping::cpus(asked, &own, &pinning::allowed_cpus(), &host)?
         };
         wanted.extend((options.hpet != HpetMode::Off).then_some(None));
+        if options.rt_prio.is_some() && options.hk_poll > 0 && !wanted.is_empty() {
+            let free = |cpu: &Option<u32>| cpu.is_some_and(|cpu| !keepers.0.contains(&cpu));
+            if keepers.0.is_empty() || !own.iter().all(free) {
+                return Err(Error::new(
+                    "--hk-poll with --rt-prio: a timer thread that spins would keep vCPUs off \
+                     its CPU; name one for each with --pin, and others with --housekeeping",
+                ));
+            }
+        }
         let rt_priority = options.rt_prio;
-        let manner = Manner { rt_priority, poll: Duration::from_micros(options.hk_poll.into()) };
+        // Beside a guest that never halts, a thread of the same priority would not run.
+        let above = rt_priority.map(|priority| priority + 1);
+        let manner =
+            Manner { rt_priority: above, poll: Duration::from_micros(options.hk_poll.into()) };
         let plan = Plan::new(&keepers, &wanted, &host, manner);
         let (stimers, others) = plan.slots().split_at(groups[0].len());
         let (lapic_timers, hpet) = others.split_at(groups[1].len());

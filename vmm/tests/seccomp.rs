@@ -142,7 +142,8 @@ fn every_kind_of_machine_lives_within_its_lists() {
     let machines: &[(&str, &str, &[&str], i32)] = &[
         (TIMER, DEADLINE, &["--hv-tsc-page", "--pin", &own], 0),
         (TIMER, STIMER, &["--hv-stimer", "--pin", &second, "--housekeeping", &own], 0),
-        (TIMER, STIMER, &["--hv-stimer", "--hk-poll", "100", "--rt-prio", "1"], 0),
+        (TIMER, STIMER, &["--hv-stimer", "--rt-prio", "1"], 0),
+        (TIMER, STIMER, &["--hv-stimer", "--hk-poll", "100"], 0),
         (TIMER, STIMER, &["--hv-stimer", "--stats", &stats, "--boot-timer", "-vvv"], 0),
         (TIMER, DEADLINE, &["--hv-ref-counter", "--lapic-timer", "offload", "--pin", &own], 0),
         (TIMER, STIMER, &["--hv-stimer", "--lapic-timer", "offload", "--hpet", "page"], 0),
