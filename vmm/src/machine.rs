@@ -12,7 +12,7 @@ use crate::discipline::Discipline;
 use crate::ending::Ending;
 use crate::error::{self, Error, Result};
 use crate::events::{self, Timeout};
-use crate::host;
+use crate::host::{self, HostKind};
 use crate::housekeeping::Housekeeping;
 use crate::hpet;
 use crate::hyperv::HyperV;
@@ -130,6 +130,12 @@ impl Machine {
         };
         let entry = boot::hand_over(&memory, options.memory, &kernel, &cmdline, initrd)?;
         marks.note("kernel loaded", None);
+        if kernel.is_bzimage() && HostKind::detect() == HostKind::Software {
+            log::warn!(
+                "this host's KVM has no VMX or SVM and interprets the guest's kernel: a stock Linux \
+                 stops early here; run it on another host, or in resources/lab"
+            );
+        }
 
         // The boot vCPU comes first: it tells how the guest's TSC runs.
         let lifecycle = Arc::new(Lifecycle::new(cpus as usize)?);

@@ -59,10 +59,6 @@ const ALL: &[libc::c_long] = &[
     libc::SYS_write,
 ];
 
-/// Timers: descriptors to wait for.
-const TIMERS: &[libc::c_long] =
-    &[libc::SYS_ppoll, libc::SYS_read, libc::SYS_timerfd_settime, libc::SYS_epoll_wait];
-
 /// The main loop: its descriptors, and the control socket's clients.
 const MAIN: &[libc::c_long] = &[
     libc::SYS_accept4,
@@ -82,8 +78,7 @@ const MAIN: &[libc::c_long] = &[
 const fn allowed(thread: Thread) -> &'static [libc::c_long] {
     match thread {
         Thread::Main => MAIN,
-        Thread::Timers => TIMERS,
-        Thread::Vcpu | Thread::Console => &[],
+        Thread::Timers | Thread::Vcpu | Thread::Console => &[],
     }
 }
 

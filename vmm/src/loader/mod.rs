@@ -32,6 +32,16 @@ pub struct Kernel {
     pub cmdline_max: usize,
 }
 
+impl Kernel {
+    /// Whether it came as a bzImage: only there the header tells what it needs.
+    pub fn is_bzimage(&self) -> bool {
+        match &self.protocol {
+            Protocol::Linux64(header) | Protocol::Linux32(header) => header.init_size != 0,
+            Protocol::Pvh | Protocol::Multiboot => false,
+        }
+    }
+}
+
 /// How a kernel is entered, and what it is told there.
 #[derive(Debug)]
 pub enum Protocol {
