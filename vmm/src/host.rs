@@ -4,6 +4,8 @@ use crate::error::{Error, Result};
 use kvm_ioctls::{Cap, Kvm};
 use serde::Serialize;
 use std::fmt;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
 
 /// What runs the guest's instructions; every figure carries it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -40,9 +42,12 @@ impl HostKind {
 
     /// The kind of this host.
     pub fn detect() -> Self {
-        let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        let flags = cpuinfo.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
-        Self::from_cpu_flags(flags)
+        // Not the whole file, which tells of every CPU: the first is enough.
+        let lines = File::open("/proc/cpuinfo").map(|file| BufReader::new(file).lines());
+        let flags = lines.ok().and_then(|lines| {
+            lines.map_while(io::Result::ok).find(|line| line.starts_with("flags"))
+        });
+        Self::from_cpu_flags(&flags.unwrap_or_default())
     }
 }
 

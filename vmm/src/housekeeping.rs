@@ -62,11 +62,6 @@ impl Slot {
             self.desk.wake();
         }
     }
-
-    /// The CPU of the thread that serves this slot, if it is confined to one.
-    pub fn cpu(&self) -> Option<u32> {
-        self.desk.cpu
-    }
 }
 
 /// Who will serve which slot; nobody does yet.
@@ -133,14 +128,7 @@ impl Plan {
             let thread = {
                 let desk = desk.clone();
                 thread::Builder::new().name(name).spawn(move || {
-                    signals::leave_to_main();
-                    let placed = place.take("--housekeeping");
-                    let good = placed.is_ok();
-                    // The receiver is gone only when another thread failed first.
-                    let told = ready.send(placed);
-                    drop(ready);
-                    if good && told.is_ok() {
-                        seccomp::enter(seccomp::Thread::Timers);
+                    if settle(place, ready) {
                         desk.serve(&*clock, &bound, manner.poll);
                     }
                 })
@@ -155,6 +143,22 @@ impl Plan {
         when_ready.iter().collect::<Result<()>>()?;
         Ok(threads)
     }
+}
+
+/// What a thread on a housekeeping CPU does first: takes its place, tells whether it
+/// could, and confines itself. Returns whether it is to go on.
+pub(crate) fn settle(place: Place, ready: mpsc::Sender<Result<()>>) -> bool {
+    signals::leave_to_main();
+    let placed = place.take("--housekeeping");
+    let good = placed.is_ok();
+    // The receiver is gone only when another thread failed first.
+    let told = ready.send(placed);
+    drop(ready);
+    let goes_on = good && told.is_ok();
+    if goes_on {
+        seccomp::enter(seccomp::Thread::Timers);
+    }
+    goes_on
 }
 
 /// The running threads; dropped, they end.

@@ -4,7 +4,7 @@ use crate::cpuid::Template;
 use crate::error::{Error, Result};
 use crate::msr_filter;
 use crate::topology::Topology;
-use crate::tsc::{self, Bracket};
+use crate::tsc::{self, Rate};
 use crate::{registers, vcpu};
 use kvm_bindings::{
     KVM_CAP_X86_USER_SPACE_MSR, KVM_MSR_EXIT_REASON_FILTER, kvm_enable_cap,
@@ -17,7 +17,7 @@ use pvclock::hyperv::msr;
 use serde::Serialize;
 use std::fmt;
 use std::fs;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 /// Outcome of an experiment that may be impossible.
@@ -193,20 +193,13 @@ pub struct Tsc {
 /// Measures the TSC; `cpuinfo` is the text of /proc/cpuinfo.
 pub fn tsc(cpuinfo: &str) -> Tsc {
     const SPAN: Duration = Duration::from_millis(150);
-    let first = Bracket::tightest();
-    let start = Instant::now();
-    while start.elapsed() < SPAN {
-        std::thread::sleep(SPAN.saturating_sub(start.elapsed()));
-    }
-    let second = Bracket::tightest();
-    let ns = second.raw_ns.saturating_sub(first.raw_ns).max(1) as f64;
-    let cycles = second.tsc.wrapping_sub(first.tsc) as f64;
+    let Rate { hz, uncertainty_ppm } = Rate::measure(SPAN);
     let flags = cpuinfo.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
     let has = |name| flags.split_whitespace().any(|flag| flag == name);
     let path = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
     Tsc {
-        hz: cycles / ns * 1e9,
-        uncertainty_ppm: (first.width + second.width) as f64 / 2.0 / cycles * 1e6,
+        hz,
+        uncertainty_ppm,
         span_ms: SPAN.as_millis() as u64,
         constant: has("constant_tsc"),
         nonstop: has("nonstop_tsc"),

@@ -1,5 +1,7 @@
 //! The host's time-stamp counter, alone and beside the clock it is judged by.
 
+use std::time::{Duration, Instant};
+
 /// Reads the host's TSC, after everything before it in program order and before
 /// everything after it.
 pub fn read_ordered() -> u64 {
@@ -44,6 +46,31 @@ impl Bracket {
     pub fn tightest() -> Self {
         let others = (1..64).map(|_| Self::read());
         others.fold(Self::read(), |best, next| if next.width < best.width { next } else { best })
+    }
+}
+
+/// The TSC's frequency, measured against CLOCK_MONOTONIC_RAW.
+#[derive(Debug, Clone, Copy)]
+pub struct Rate {
+    /// In Hz.
+    pub hz: f64,
+    /// How far off the measurement may be, in ppm: width of the two brackets over the span.
+    pub uncertainty_ppm: f64,
+}
+
+impl Rate {
+    /// Measures for `span`.
+    pub fn measure(span: Duration) -> Self {
+        let first = Bracket::tightest();
+        let start = Instant::now();
+        while start.elapsed() < span {
+            std::thread::sleep(span.saturating_sub(start.elapsed()));
+        }
+        let second = Bracket::tightest();
+        let ns = second.raw_ns.saturating_sub(first.raw_ns).max(1) as f64;
+        let cycles = second.tsc.wrapping_sub(first.tsc) as f64;
+        let width = (first.width + second.width) as f64 / 2.0;
+        Self { hz: cycles / ns * 1e9, uncertainty_ppm: width / cycles * 1e6 }
     }
 }
 

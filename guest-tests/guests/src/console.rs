@@ -5,6 +5,23 @@ use core::fmt::{self, Write};
 use crate::port;
 
 const COM1: u16 = 0x3F8;
+const LINE_STATUS: u16 = COM1 + 5;
+const DATA_READY: u8 = 1;
+
+/// Sends a byte.
+pub fn send(byte: u8) {
+    port::out8(COM1, byte);
+}
+
+/// Whether a byte has come in.
+pub fn has_input() -> bool {
+    port::in8(LINE_STATUS) & DATA_READY != 0
+}
+
+/// Takes the byte that has come in.
+pub fn receive() -> u8 {
+    port::in8(COM1)
+}
 
 /// The first serial port, write only.
 #[derive(Debug)]
@@ -13,7 +30,7 @@ pub struct Console;
 impl Write for Console {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         for byte in text.bytes() {
-            port::out8(COM1, byte);
+            send(byte);
         }
         Ok(())
     }

@@ -169,8 +169,9 @@ impl Desk {
                 thread::park();
             } else {
                 thread::park_timeout(Duration::from_nanos(left.saturating_mul(10)));
-                let late = clock.now_10ns().checked_sub(wake_at);
-                if let Some(late) = late.filter(|_| poll > 0) {
+                if poll > 0
+                    && let Some(late) = clock.now_10ns().checked_sub(wake_at)
+                {
                     lead.learn(late);
                 }
             }

@@ -7,11 +7,9 @@ mod page;
 use crate::cli::{HpetMode, RunOptions};
 use crate::ending::Ending;
 use crate::error::{Error, Result};
-use crate::housekeeping::{Slot, Timers};
+use crate::housekeeping::{self, Slot, Timers};
 use crate::lifecycle::Lifecycle;
 use crate::pinning::Place;
-use crate::seccomp;
-use crate::signals;
 use crate::timeline::Timeline;
 use devices::bus::{Device, Range};
 use devices::hpet::{self, Hpet, TimerService};
@@ -165,13 +163,7 @@ impl Publisher {
         let (ready, when_ready) = mpsc::channel();
         let (own, time, life) = (page.clone(), timeline.clone(), lifecycle.clone());
         let work = move || {
-            signals::leave_to_main();
-            let placed = place.take("--housekeeping");
-            let good = placed.is_ok();
-            // Its receiver waits for it.
-            let _ = ready.send(placed);
-            if good {
-                seccomp::enter(seccomp::Thread::Timers);
+            if housekeeping::settle(place, ready) {
                 own.publish(&*time, &life);
             }
         };

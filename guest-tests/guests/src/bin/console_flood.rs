@@ -7,15 +7,12 @@
 
 use guests::args::Args;
 use guests::clocks::{self, PAGE};
-use guests::console::ResultLine;
+use guests::console::{self, ResultLine};
 use guests::cpu::Cpu;
-use guests::{guest_main, port};
+use guests::guest_main;
 
 guest_main!(main);
 
-const DATA: u16 = 0x3F8;
-const LINE_STATUS: u16 = 0x3FD;
-const DATA_READY: u8 = 1;
 const LINE: u64 = 64;
 const LINES_PER_LOOK: u64 = 4;
 
@@ -27,9 +24,9 @@ fn main(_args: &Args, _cpu: &'static Cpu) {
     ResultLine::new("console-flood").text("state", "ready").end();
     let (start, start_tsc) = (now(), clocks::tsc());
     let (mut lines, mut last, mut longest, mut backward) = (0_u64, start, 0_u64, 0_u64);
-    while lines % LINES_PER_LOOK != 0 || port::in8(LINE_STATUS) & DATA_READY == 0 {
+    while lines % LINES_PER_LOOK != 0 || !console::has_input() {
         for column in 1..=LINE {
-            port::out8(DATA, if column == LINE { b'\n' } else { b'.' });
+            console::send(if column == LINE { b'\n' } else { b'.' });
             let time = now();
             backward += u64::from(time < last);
             longest = longest.max(time.saturating_sub(last));

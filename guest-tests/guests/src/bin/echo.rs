@@ -5,15 +5,12 @@
 #![no_main]
 
 use guests::args::Args;
-use guests::console::ResultLine;
+use guests::console::{self, ResultLine};
 use guests::cpu::Cpu;
-use guests::{guest_main, port};
+use guests::guest_main;
 
 guest_main!(main);
 
-const DATA: u16 = 0x3F8;
-const LINE_STATUS: u16 = 0x3FD;
-const DATA_READY: u8 = 1;
 /// Bytes shown one by one.
 const SHOWN: usize = 64;
 
@@ -22,11 +19,11 @@ fn main(args: &Args, _cpu: &'static Cpu) {
     ResultLine::new("echo").text("state", "ready").end();
     let (mut got, mut hash, mut first) = (0_u64, 0xcbf2_9ce4_8422_2325_u64, [0_u8; SHOWN]);
     while count == 0 || got < count {
-        if port::in8(LINE_STATUS) & DATA_READY == 0 {
+        if !console::has_input() {
             core::hint::spin_loop();
             continue;
         }
-        let byte = port::in8(DATA);
+        let byte = console::receive();
         if let Some(slot) = first.get_mut(got as usize) {
             *slot = byte;
         }

@@ -8,13 +8,12 @@
 use core::arch::global_asm;
 
 use guests::args::Args;
-use guests::console::ResultLine;
+use guests::console::{self, ResultLine};
 use guests::cpu::Cpu;
 use guests::{guest_main, port, power, ring0, smp};
 
 guest_main!(main);
 
-const COM1: u16 = 0x3F8;
 /// The pvpanic event port; bit 0 says that the kernel panicked.
 const PVPANIC: u16 = 0x505;
 
@@ -54,7 +53,7 @@ fn main(args: &Args, cpu: &'static Cpu) {
     }
     ResultLine::new("end").text("how", how).end();
     for count in 0..args.number("talk", 0) {
-        port::out8(COM1, if count % 64 == 63 { b'\n' } else { b'.' });
+        console::send(if count % 64 == 63 { b'\n' } else { b'.' });
     }
     match how {
         "power-off" => power::off(),
